@@ -1,0 +1,1 @@
+"""GGUF language models as pure JAX functions."""

@@ -1,0 +1,1 @@
+"""GGUF types, one file each."""
