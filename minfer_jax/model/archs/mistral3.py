@@ -1,0 +1,16 @@
+"""mistral3: llama's block; Ministral 3 scales queries with the logarithm of the position."""
+
+import dataclasses
+
+from minfer_jax.model.archs.base import Arch
+from minfer_jax.model.config import Keys, ModelConfig
+
+
+def adapt(cfg: ModelConfig, keys: Keys) -> ModelConfig:
+    """Read the attention temperature; its floor is the original context."""
+    scale = keys.number("attention.temperature_scale", 0.0)
+    floor = keys.integer("rope.scaling.original_context_length", cfg.n_ctx_train)
+    return dataclasses.replace(cfg, attention_temperature=(scale, max(floor, 1)))
+
+
+ARCH = Arch(name="mistral3", rope_interleaved=True, adapt=adapt)

@@ -1,0 +1,155 @@
+"""The model as one pure function."""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from minfer_jax.model import kv_state as kv
+from minfer_jax.model.block import block
+from minfer_jax.model.config import LayerSpec, ModelConfig
+from minfer_jax.model.kv_state import KVState
+from minfer_jax.model.layers import linear, rms_norm
+from minfer_jax.model.params import LayerParams, Params, pick
+from minfer_jax.quant import xla
+
+_Carry = tuple[Array, tuple[Array, Array], tuple[Array, Array]]  # x, keys, values
+Index = int | Array
+
+
+def forward(
+    params: Params,
+    token_ids: Int[Array, "B T"],
+    positions: Int[Array, "B T"],
+    kv_state: KVState,
+    *,
+    cfg: ModelConfig,
+    n_out: int = 1,
+    unroll: bool = False,
+) -> tuple[Float[Array, "B n_out V"], KVState]:
+    """Run T tokens of B sequences through the model.
+
+    Positions are data: they choose the KV slots that are written, the causal mask and the RoPE angle. A row at
+    position -1 is padding: it is written nowhere and seen by nothing.
+
+    Args:
+        params: weights.
+        token_ids: int32, each in [0, V).
+        positions: int32, each in [0, n_ctx) or -1; within a sequence increasing, padding last.
+        kv_state: what earlier calls wrote. Donate it under jit.
+        cfg: static.
+        n_out: static; logits are wanted for this many rows, counted back from each sequence's last real one
+            (where there are fewer, the first is repeated). T means all rows as they stand, padding included.
+        unroll: static; write the layers out instead of looping over them. Compiles many times longer, for the
+            same numbers; needed for reverse-mode differentiation.
+
+    Returns:
+        (float32 logits, the new KV state).
+
+    Raises:
+        ValueError: T or n_out does not fit, see the message.
+    """
+    t = token_ids.shape[1]
+    ring = kv_state.positions[kv.SLIDING].shape[1]
+    n_ctx = kv_state.positions[kv.FULL].shape[1]
+    if token_ids.shape != positions.shape:
+        raise ValueError(f"{token_ids.shape=} and {positions.shape=} must be equal, [B, T]")
+    if not 1 <= n_out <= t:
+        raise ValueError(f"n_out is {n_out}, expected 1 to T={t}")
+    if t > n_ctx:
+        raise ValueError(f"T={t} tokens do not fit the KV state of {n_ctx} slots; split them or raise n_ctx")
+    if ring and ring < n_ctx and t > ring - cfg.window:
+        raise ValueError(
+            f"T={t} tokens would overwrite keys that sliding layers still need; give at most "
+            f"{ring - cfg.window} at a time, or make the KV state with chunk={t}"
+        )
+    slots = [kv.slots_of(positions, held.shape[1]) for held in kv_state.positions]
+    held = [
+        kv.write_positions(h, positions, s) for h, s in zip(kv_state.positions, slots, strict=True)
+    ]
+
+    def run(carry: _Carry, spec: LayerSpec, stack: LayerParams, index: Index, layer: Index, rows=None):
+        """Run block `index` of a stack, whose cache is `layer` of its kind, on (x, k, v)."""
+        x, k, v = carry
+        kind = kv.kind(spec)
+        x, k_cache, v_cache = block(
+            x,
+            pick(stack, index),
+            k[kind],
+            v[kind],
+            layer=jnp.int32(layer),
+            positions=positions,
+            slots=slots[kind],
+            held=held[kind],
+            rows=rows,
+            freq=None if spec.rope is None else params.rope[spec.rope],
+            spec=spec,
+            cfg=cfg,
+        )
+        return x, _replace(k, kind, k_cache), _replace(v, kind, v_cache)
+
+    x = xla.rows(params.token_embd, token_ids.reshape(-1)).reshape(*token_ids.shape, cfg.n_embd)
+    carry = (x * jnp.float32(cfg.embedding_scale), kv_state.k, kv_state.v)
+    carry = _all_but_last(carry, params, cfg, run, unroll=unroll)
+    rows = None if n_out == t else _last_rows(positions, n_out)
+    group, index = params.order[-1]
+    last = cfg.layers[-1]
+    x, k, v = run(carry, last, params.groups[group], index, _in_kind(cfg)[-1], rows)
+
+    x = rms_norm(x, params.output_norm, cfg.norm_eps)
+    logits = linear(x, params.output, jnp.dtype(cfg.dtype))
+    if cfg.final_softcap:
+        logits = cfg.final_softcap * jnp.tanh(logits / cfg.final_softcap)
+    return logits, KVState(k=k, v=v, positions=(held[0], held[1]))
+
+
+def _all_but_last(
+    carry: _Carry, params: Params, cfg: ModelConfig, run: Callable[..., _Carry], *, unroll: bool
+) -> _Carry:
+    """Layers 0 to L - 2, as a loop whose body holds each group once, or written out one by one.
+
+    In the loop each group sits in an inner loop of one turn or none. A conditional would say the same, but XLA
+    copies the whole cache around a conditional, and updates it in place through a loop. The loop counts from the
+    layer's index in its group: were the index fixed inside, XLA would hoist the unpacking of weights out of it.
+    """
+    specs = {group: spec for (group, _), spec in zip(params.order, cfg.layers, strict=True)}
+    order, in_kind = params.order[:-1], _in_kind(cfg)[:-1]
+    if unroll:
+        for (group, index), layer in zip(order, in_kind, strict=True):
+            carry = run(carry, specs[group], params.groups[group], index, layer)
+        return carry
+    if not order:
+        return carry
+    table = jnp.asarray(np.array([(*o, j) for o, j in zip(order, in_kind, strict=True)], np.int32))
+    present = sorted({group for group, _ in order})
+
+    def body(i: Array, carry: _Carry) -> _Carry:
+        group_of_i, index, layer = table[i, 0], table[i, 1], table[i, 2]
+        for group in present:
+
+            def one(j: Array, carry: _Carry, group: int = group) -> _Carry:
+                return run(carry, specs[group], params.groups[group], j, layer)
+
+            turns = (group_of_i == group).astype(jnp.int32)
+            carry = lax.fori_loop(index, index + turns, one, carry)
+        return carry
+
+    return lax.fori_loop(0, len(order), body, carry)
+
+
+def _in_kind(cfg: ModelConfig) -> list[int]:
+    """Each layer's index among the layers of its kind."""
+    kinds = [kv.kind(spec) for spec in cfg.layers]
+    return [kinds[:i].count(kind) for i, kind in enumerate(kinds)]
+
+
+def _replace(pair: tuple[Array, Array], at: int, new: Array) -> tuple[Array, Array]:
+    return (new, pair[1]) if at == 0 else (pair[0], new)
+
+
+def _last_rows(positions: Int[Array, "B T"], n_out: int) -> Int[Array, "B n_out"]:
+    """Indices of the last n_out real rows: an index that is data, so padding never changes a shape."""
+    last = jnp.argmax(positions, axis=1).astype(jnp.int32)
+    return jnp.maximum(last[:, None] + jnp.arange(1 - n_out, 1, dtype=jnp.int32)[None], 0)

@@ -1,0 +1,47 @@
+"""Small pure layers."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from minfer_jax.model.params import Linear
+from minfer_jax.quant.matmul import qmatmul
+
+ACTIVATIONS = {
+    "silu": jax.nn.silu,
+    "gelu": lambda x: jax.nn.gelu(x, approximate=True),
+}
+
+
+def rms_norm(x: Float[Array, "... D"], weight: Float[Array, " D"], eps: float) -> Array:
+    """x / sqrt(mean(x^2) + eps) * weight, in float32 (Zhang & Sennrich 2019)."""
+    scale = jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + jnp.float32(eps))
+    return x * scale * jnp.expand_dims(weight, tuple(range(x.ndim - 1)))
+
+
+def linear(x: Float[Array, "... K"], p: Linear, dtype: jnp.dtype) -> Float[Array, "... N"]:
+    """x W^T * scale + bias, in float32; `dtype` as in qmatmul."""
+    y = qmatmul(x, p.weight, dtype)
+    lead = tuple(range(y.ndim - 1))
+    if p.scale is not None:
+        y = y * jnp.expand_dims(p.scale, lead)
+    return y if p.bias is None else y + jnp.expand_dims(p.bias, lead)
+
+
+def stacked(x: Float[Array, "... K"], group: tuple[Linear, ...], dtype: jnp.dtype) -> Array:
+    """The outputs of several products of one x, side by side."""
+    outputs = [linear(x, p, dtype) for p in group]
+    return outputs[0] if len(outputs) == 1 else jnp.concatenate(outputs, axis=-1)
+
+
+def gated_mlp(
+    x: Float[Array, "... D"],
+    gate_up: tuple[Linear, ...],
+    down: Linear,
+    *,
+    activation: str,
+    dtype: jnp.dtype,
+) -> Float[Array, "... D"]:
+    """down(act(gate x) * (up x)) (Shazeer 2020)."""
+    gate, up = jnp.split(stacked(x, gate_up, dtype), 2, axis=-1)
+    return linear(ACTIVATIONS[activation](gate) * up, down, dtype)

@@ -1,0 +1,112 @@
+"""The weights of a model as pytrees: frozen, replaced and never changed."""
+
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+from jaxtyping import Array
+
+from minfer_jax.quant.qtensor import QTensor
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["weight", "scale", "bias"], meta_fields=[])
+@dataclass(frozen=True, kw_only=True)
+class Linear:
+    """weight [N, K]; optional scale [1] or [N], applied before the optional bias [N]."""
+
+    weight: QTensor
+    scale: Array | None = None
+    bias: Array | None = None
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=[
+        "attn_norm",
+        "qkv",
+        "q_norm",
+        "k_norm",
+        "attn_output",
+        "post_attn_norm",
+        "ffn_norm",
+        "gate_up",
+        "ffn_down",
+        "post_ffn_norm",
+    ],
+    meta_fields=[],
+)
+@dataclass(frozen=True, kw_only=True)
+class LayerParams:
+    """One block, or a stack of blocks of one kind: every array then has a leading axis.
+
+    Norms are float32 [D] ([H] for q_norm and k_norm); None where the model has none.
+
+    `qkv` and `gate_up` are one Linear where their formats allow to stack them along N, else several: the
+    concatenation of their outputs is q | k | v and gate | up.
+    """
+
+    attn_norm: Array
+    qkv: tuple[Linear, ...]
+    q_norm: Array | None
+    k_norm: Array | None
+    attn_output: Linear
+    post_attn_norm: Array | None
+    ffn_norm: Array
+    gate_up: tuple[Linear, ...]
+    ffn_down: Linear
+    post_ffn_norm: Array | None
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["token_embd", "groups", "output_norm", "output", "rope"],
+    meta_fields=["order"],
+)
+@dataclass(frozen=True, kw_only=True)
+class Params:
+    """All weights.
+
+    Layers that are alike (formats, optional tensors, LayerSpec) are stacked, in the order of the model, so that
+    one compiled body serves them all. A GGUF file mixes formats, so there may be several such groups:
+
+        Q4_K_M, 6 layers        0   1   2   3   4   5
+        ffn_down                Q6  Q4  Q4  Q6  Q4  Q4
+        order                   0,0 1,0 1,1 0,1 1,2 1,3      (group, index in the group)
+
+    Attributes:
+        token_embd: [V, D].
+        groups: one stack of LayerParams a group.
+        output_norm: float32 [D].
+        output: [V, D]; its weight is `token_embd` itself where the file ties them.
+        rope: frequencies, float32 [pairs] each; LayerSpec.rope picks one.
+        order: static; (group, index) of every layer.
+    """
+
+    token_embd: QTensor
+    groups: tuple[LayerParams, ...]
+    output_norm: Array
+    output: Linear
+    rope: tuple[Array, ...]
+    order: tuple[tuple[int, int], ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all weights; a tied output counts once."""
+        return sum({id(a): a.nbytes for a in jax.tree.leaves(self)}.values())
+
+    def layer(self, i: int) -> LayerParams:
+        """The weights of layer i, out of their stack."""
+        group, index = self.order[i]
+        return pick(self.groups[group], index)
+
+
+def pick(stack: LayerParams, index: int | Array) -> LayerParams:
+    """One block of a stack; the index may be traced."""
+
+
+    def one(leaf: Array | QTensor) -> Array | QTensor:
+        if isinstance(leaf, QTensor):
+            return leaf.at(index)
+        return jax.lax.dynamic_index_in_dim(leaf, index, axis=0, keepdims=False)
+
+    return jax.tree.map(one, stack, is_leaf=lambda leaf: isinstance(leaf, QTensor))

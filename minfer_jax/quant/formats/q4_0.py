@@ -1,0 +1,19 @@
+"""Q4_0: 32 weights, one scale, integers centred on 8.
+
+block, 18 bytes:  [d f16][16 bytes: low nibbles are weights 0-15, high nibbles 16-31]
+weight = d * (q - 8)
+"""
+
+import numpy as np
+
+from minfer_jax.quant.formats.base import Format, HostPlanes, as_f16, as_words, repack
+
+
+def unpack(blocks: np.ndarray) -> HostPlanes:
+    """uint8 [rows, blocks, 18] -> planes."""
+    return HostPlanes(bits=(as_words(repack(blocks[..., 2:], 4)),), scale=as_f16(blocks[..., :2]))
+
+
+FORMAT = Format(
+    name="Q4_0", ggml_type=2, block=32, block_bytes=18, widths=(4,), zero=8, unpack=unpack
+)

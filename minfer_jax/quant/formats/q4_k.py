@@ -1,0 +1,34 @@
+"""Q4_K: 256 weights in 8 groups, 6-bit scales and minimums under two f16.
+
+block, 144 bytes:  [d f16][dmin f16][12 bytes: 8 x (6-bit scale, 6-bit minimum)][128 bytes of nibbles]
+nibbles: four runs of 32 bytes; in run r low nibbles are weights 64 r + 0-31, high nibbles 64 r + 32-63
+weight = d * scale * q - dmin * minimum
+"""
+
+import numpy as np
+
+from minfer_jax.quant.formats.base import Format, HostPlanes, as_f16, as_words, repack, scale_min_k4
+
+
+def unpack(blocks: np.ndarray) -> HostPlanes:
+    """uint8 [rows, blocks, 144] -> planes."""
+    scales, minimums = scale_min_k4(blocks[..., 4:16])
+    runs = blocks[..., 16:].reshape(*blocks.shape[:2], 4, 32)
+    return HostPlanes(
+        bits=(as_words(repack(runs, 4)),),
+        scale=as_f16(blocks[..., :2]),
+        sub=scales,
+        low=-as_f16(blocks[..., 2:4]),
+        sublow=minimums,
+    )
+
+
+FORMAT = Format(
+    name="Q4_K",
+    ggml_type=12,
+    block=256,
+    block_bytes=144,
+    widths=(4,),
+    super_block=256,
+    unpack=unpack,
+)

@@ -1,0 +1,22 @@
+"""Q5_0: 32 weights, one scale, integers centred on 16.
+
+block, 22 bytes:  [d f16][qh u32: bit i is the fifth bit of weight i][16 bytes of nibbles as in Q4_0]
+weight = d * (q - 16)
+"""
+
+import numpy as np
+
+from minfer_jax.quant.formats.base import Format, HostPlanes, as_f16, as_words, repack
+
+
+def unpack(blocks: np.ndarray) -> HostPlanes:
+    """uint8 [rows, blocks, 22] -> planes."""
+    return HostPlanes(
+        bits=(as_words(repack(blocks[..., 6:], 4)), as_words(blocks[..., 2:6])),
+        scale=as_f16(blocks[..., :2]),
+    )
+
+
+FORMAT = Format(
+    name="Q5_0", ggml_type=6, block=32, block_bytes=22, widths=(4, 1), zero=16, unpack=unpack
+)

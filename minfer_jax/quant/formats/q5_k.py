@@ -1,0 +1,34 @@
+"""Q5_K: Q4_K with a fifth bit.
+
+block, 176 bytes:  [d f16][dmin f16][12 bytes of scales as in Q4_K][32 bytes of high bits][128 bytes of nibbles as in Q4_K]
+high bits: bit s of byte j is the fifth bit of weight 32 s + j
+weight = d * scale * q - dmin * minimum
+"""
+
+import numpy as np
+
+from minfer_jax.quant.formats.base import Format, HostPlanes, as_f16, as_words, repack, scale_min_k4
+
+
+def unpack(blocks: np.ndarray) -> HostPlanes:
+    """uint8 [rows, blocks, 176] -> planes."""
+    scales, minimums = scale_min_k4(blocks[..., 4:16])
+    runs = blocks[..., 48:].reshape(*blocks.shape[:2], 4, 32)
+    return HostPlanes(
+        bits=(as_words(repack(runs, 4)), as_words(repack(blocks[..., 16:48], 1))),
+        scale=as_f16(blocks[..., :2]),
+        sub=scales,
+        low=-as_f16(blocks[..., 2:4]),
+        sublow=minimums,
+    )
+
+
+FORMAT = Format(
+    name="Q5_K",
+    ggml_type=13,
+    block=256,
+    block_bytes=176,
+    widths=(4, 1),
+    super_block=256,
+    unpack=unpack,
+)
