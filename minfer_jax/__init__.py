@@ -1,1 +1,46 @@
-"""GGUF language models as pure JAX functions."""
+"""GGUF language models as pure JAX functions.
+
+    import minfer_jax
+    engine = minfer_jax.load("smollm2")
+    for piece in engine.stream("Why is the sky blue?", max_tokens=128):
+        print(piece, end="")
+
+Submodules are imported when first used, so that what needs no jax does not wait for it.
+"""
+
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from minfer_jax.language_model import LanguageModel, load
+
+_FROM = {"load": "language_model", "LanguageModel": "language_model"}
+_MODULES = frozenset(
+    {
+        "chat_template",
+        "compile_cache",
+        "engine",
+        "gguf",
+        "language_model",
+        "model",
+        "quant",
+        "sampling",
+        "sources",
+        "tokenizer",
+    }
+)
+
+__all__ = ["LanguageModel", "load"]
+
+
+def __getattr__(name: str) -> ModuleType | object:
+    if name in _FROM:
+        return getattr(importlib.import_module(f"minfer_jax.{_FROM[name]}"), name)
+    if name in _MODULES:
+        return importlib.import_module(f"minfer_jax.{name}")
+    raise AttributeError(f"module 'minfer_jax' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_FROM, *_MODULES})

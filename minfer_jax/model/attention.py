@@ -12,7 +12,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 BLOCK = 256  # slots that one step looks at
 TILE = 128  # query positions that share a loop over the blocks they can see
-_NEVER = -1e30  # score of a masked slot: finite, so that a row which sees nothing gives 0 and no NaN
+_NEVER = (
+    -1e30
+)  # score of a masked slot: finite, so that a row which sees nothing gives 0 and no NaN
 
 
 def mask(
@@ -80,7 +82,7 @@ def attend(
     return jnp.moveaxis(tiles, 0, 1).reshape(q.shape)[:, :t]
 
 
-def _attend_tile(q, k, v, layer, q_positions, k_positions, window, scale, dtype):  # noqa: ANN001
+def _attend_tile(q, k, v, layer, q_positions, k_positions, window, scale, dtype):
     b, t, n, h = q.shape
     heads_kv, n_slots = k.shape[2], k.shape[3]
     groups = n // heads_kv
@@ -148,7 +150,7 @@ def _visible_blocks(
 
 
 @attend.defjvp
-def _attend_jvp(window: int, scale: float, dtype: str, primals, tangents):  # noqa: ANN001, ANN202
+def _attend_jvp(window: int, scale: float, dtype: str, primals, tangents):
     """A loop of data-dependent length has no reverse mode: differentiate the plain form instead."""
     del dtype
     q, k, v, layer, q_positions, k_positions = primals

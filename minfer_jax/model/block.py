@@ -69,9 +69,7 @@ def block(
     # One row is bound by memory, not arithmetic: it can have float32 for nothing.
     factor = "float32" if q.shape[1] == 1 else cfg.dtype
     window = cfg.window if spec.sliding else 0
-    a = attend(
-        q, k_cache, v_cache, layer, positions, held, window, cfg.attention_scale, factor
-    )
+    a = attend(q, k_cache, v_cache, layer, positions, held, window, cfg.attention_scale, factor)
     a = linear(a.reshape(*a.shape[:2], -1), p.attn_output, dtype)
     if p.post_attn_norm is not None:
         a = rms_norm(a, p.post_attn_norm, cfg.norm_eps)

@@ -96,13 +96,19 @@ class Keys:
         """A whole number of at least `minimum`; an array stands for its one common value."""
         value = self._single(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise ModelError(f"{self._key(name)} is {value!r}, expected a whole number >= {minimum}")
+            raise ModelError(
+                f"{self._key(name)} is {value!r}, expected a whole number >= {minimum}"
+            )
         return value
 
     def number(self, name: str, default: float = _MISSING) -> float:
         """A finite number."""
         value = self._single(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not math.isfinite(value)
+        ):
             raise ModelError(f"{self._key(name)} is {value!r}, expected a finite number")
         return float(value)
 
@@ -124,7 +130,9 @@ class Keys:
     def _get(self, name: str, default: Any) -> Any:
         value = self.metadata.get(self._key(name), default)
         if value is _MISSING:
-            raise ModelError(f"the file has no key {self._key(name)}, which this architecture needs")
+            raise ModelError(
+                f"the file has no key {self._key(name)}, which this architecture needs"
+            )
         return value
 
     def _single(self, name: str, default: Any) -> Any:

@@ -59,7 +59,9 @@ def forward(
     if not 1 <= n_out <= t:
         raise ValueError(f"n_out is {n_out}, expected 1 to T={t}")
     if t > n_ctx:
-        raise ValueError(f"T={t} tokens do not fit the KV state of {n_ctx} slots; split them or raise n_ctx")
+        raise ValueError(
+            f"T={t} tokens do not fit the KV state of {n_ctx} slots; split them or raise n_ctx"
+        )
     if ring and ring < n_ctx and t > ring - cfg.window:
         raise ValueError(
             f"T={t} tokens would overwrite keys that sliding layers still need; give at most "
@@ -70,7 +72,9 @@ def forward(
         kv.write_positions(h, positions, s) for h, s in zip(kv_state.positions, slots, strict=True)
     ]
 
-    def run(carry: _Carry, spec: LayerSpec, stack: LayerParams, index: Index, layer: Index, rows=None):
+    def run(
+        carry: _Carry, spec: LayerSpec, stack: LayerParams, index: Index, layer: Index, rows=None
+    ):
         """Run block `index` of a stack, whose cache is `layer` of its kind, on (x, k, v)."""
         x, k, v = carry
         kind = kv.kind(spec)

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from minfer_jax import memory
 from minfer_jax.gguf import GGUFFile, TensorInfo
 from minfer_jax.gguf_types import GGML_TYPES
 from minfer_jax.model import precision as precisions
@@ -60,9 +61,11 @@ def load_model(
         arch = registry.find(file.architecture)
         cfg = read_config(arch, Keys(file.metadata, arch.name), _n_vocab(file))
         cfg = dataclasses.replace(cfg, precision=precision, dtype=dtype, cache_dtype=cache_dtype)
-        return cfg, _load_params(_Tensors(file, on_bytes), cfg, arch)
+        params = _load_params(_Tensors(file, on_bytes), cfg, arch)
     except ModelError as e:
         raise ModelError(f"{file.path}: {e}") from None
+    memory.trim()
+    return cfg, params
 
 
 def _n_vocab(file: GGUFFile) -> int:

@@ -103,7 +103,6 @@ class Params:
 def pick(stack: LayerParams, index: int | Array) -> LayerParams:
     """One block of a stack; the index may be traced."""
 
-
     def one(leaf: Array | QTensor) -> Array | QTensor:
         if isinstance(leaf, QTensor):
             return leaf.at(index)

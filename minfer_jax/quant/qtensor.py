@@ -112,9 +112,7 @@ class _Packed:
     planes: dict[str, list[np.ndarray]]
 
 
-def _pack(
-    raws: Sequence[Sequence[np.ndarray]], fmt: Format, done: Callable[[], None]
-) -> _Packed:
+def _pack(raws: Sequence[Sequence[np.ndarray]], fmt: Format, done: Callable[[], None]) -> _Packed:
     n = sum(len(raw) for raw in raws[0])
     row_bytes = raws[0][0].shape[1]
     blocks = row_bytes // fmt.block_bytes

