@@ -40,8 +40,10 @@ def attend(
 ) -> Float[Array, "B T N H"]:
     """softmax(scale * q k^T, over the slots that the mask leaves) v.
 
-    Works through blocks of slots with a running softmax (Milakov & Gimelshein 2018), from the first to the
-    last block that any query can see: neither time nor memory grows with empty slots, and no shape depends
+    Works through blocks of slots with a running softmax (Milakov & Gimelshein 2018), from the first
+    to the
+    last block that any query can see: neither time nor memory grows with empty slots, and no shape
+        depends
     on how many are filled.
 
     Args:
@@ -137,8 +139,8 @@ def _visible_blocks(
 ) -> tuple[Array, Array]:
     """First and one past the last block of slots that hold anything a query may see.
 
-    Slots fill in order of position until the first wrap, so the newest query bounds them from above, and
-    the window of the oldest from below; once a ring has wrapped, every block counts.
+    Slots fill in order of position until the first wrap, so the newest query bounds them from
+    above, and the window of the oldest from below; once a ring has wrapped, every block counts.
     """
     newest = q_positions.max()
     last = jnp.minimum(newest // block + 1, -(-n_slots // block))

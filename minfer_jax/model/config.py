@@ -11,7 +11,7 @@ from minfer_jax.model.rope import RopeSpec
 
 
 class ModelError(ValueError):
-    """The file cannot be run as a model: a key or tensor is missing, wrong or unsupported. One line."""
+    """The file cannot be run: a key or tensor is missing, wrong or unsupported. One line."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,8 @@ def forward(
 ) -> tuple[Float[Array, "B n_out V"], KVState]:
     """Run T tokens of B sequences through the model.
 
-    Positions are data: they choose the KV slots that are written, the causal mask and the RoPE angle. A row at
+    Positions are data: they choose the KV slots that are written, the causal mask and the RoPE
+        angle. A row at
     position -1 is padding: it is written nowhere and seen by nothing.
 
     Args:
@@ -40,10 +41,11 @@ def forward(
         positions: int32, each in [0, n_ctx) or -1; within a sequence increasing, padding last.
         kv_state: what earlier calls wrote. Donate it under jit.
         cfg: static.
-        n_out: static; logits are wanted for this many rows, counted back from each sequence's last real one
-            (where there are fewer, the first is repeated). T means all rows as they stand, padding included.
-        unroll: static; write the layers out instead of looping over them. Compiles many times longer, for the
-            same numbers; needed for reverse-mode differentiation.
+        n_out: static; logits are wanted for this many rows, counted back from each sequence's last
+            real one (where there are fewer, the first is repeated). T means all rows as they stand,
+            padding included.
+        unroll: static; write the layers out instead of looping over them. Compiles many times
+            longer, for the same numbers; needed for reverse-mode differentiation.
 
     Returns:
         (float32 logits, the new KV state).
@@ -114,9 +116,10 @@ def _all_but_last(
 ) -> _Carry:
     """Layers 0 to L - 2, as a loop whose body holds each group once, or written out one by one.
 
-    In the loop each group sits in an inner loop of one turn or none. A conditional would say the same, but XLA
-    copies the whole cache around a conditional, and updates it in place through a loop. The loop counts from the
-    layer's index in its group: were the index fixed inside, XLA would hoist the unpacking of weights out of it.
+    In the loop each group sits in an inner loop of one turn or none. A conditional would say the
+    same, but XLA copies the whole cache around a conditional, and updates it in place through a
+    loop. The loop counts from the layer's index in its group: were the index fixed inside, XLA
+    would hoist the unpacking of weights out of it.
     """
     specs = {group: spec for (group, _), spec in zip(params.order, cfg.layers, strict=True)}
     order, in_kind = params.order[:-1], _in_kind(cfg)[:-1]
@@ -154,6 +157,6 @@ def _replace(pair: tuple[Array, Array], at: int, new: Array) -> tuple[Array, Arr
 
 
 def _last_rows(positions: Int[Array, "B T"], n_out: int) -> Int[Array, "B n_out"]:
-    """Indices of the last n_out real rows: an index that is data, so padding never changes a shape."""
+    """Indices of the last n_out real rows: data, so that padding never changes a shape."""
     last = jnp.argmax(positions, axis=1).astype(jnp.int32)
     return jnp.maximum(last[:, None] + jnp.arange(1 - n_out, 1, dtype=jnp.int32)[None], 0)

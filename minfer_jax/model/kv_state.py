@@ -1,14 +1,15 @@
 """The KV state: per layer keys and values, and the position that each slot holds.
 
-A layer with full attention has n_ctx slots; a sliding layer has a ring of window + chunk slots. Position p
-lies in slot p % S of either. A slot holds position -1 until it is written:
+A layer with full attention has n_ctx slots; a sliding layer has a ring of window + chunk slots.
+Position p lies in slot p % S of either. A slot holds position -1 until it is written:
 
     S = 6, after positions 0..7:   slot       0  1  2  3  4  5
                                    position   6  7  2  3  4  5
 
-One mask serves both kinds: a query at position qp sees slot s iff 0 <= pos[s] <= qp and qp - pos[s] < window.
-A chunk of T tokens is written before it attends. That is safe in a ring as long as T <= S - window: the row
-that position p overwrites held p - S, which is out of reach of every query of the chunk.
+One mask serves both kinds: a query at position qp sees slot s iff 0 <= pos[s] <= qp and qp - pos[s]
+    < window.
+A chunk of T tokens is written before it attends. That is safe in a ring as long as T <= S - window:
+the row that position p overwrites held p - S, which is out of reach of every query of the chunk.
 """
 
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ FULL, SLIDING = 0, 1
 @partial(jax.tree_util.register_dataclass, data_fields=["k", "v", "positions"], meta_fields=[])
 @dataclass(frozen=True, kw_only=True)
 class KVState:
-    """Keys and values of a batch of sequences. Each tuple has an entry for FULL and one for SLIDING layers.
+    """Keys and values of a batch of sequences. Tuples have an entry for FULL and one for SLIDING.
 
     Attributes:
         k, v: cache dtype [layers of the kind, B, K, S, H].

@@ -1,8 +1,8 @@
 """From a GGUF file to ModelConfig and Params.
 
-Tensors become Linear and norm arrays by ggml's names; every missing or mis-shaped one is reported at once.
-Weights are packed as they are read, and the file's pages are given back, so that the peak is one copy of the
-file plus the largest tensor.
+Tensors become Linear and norm arrays by ggml's names; every missing or mis-shaped one is reported
+at once. Weights are packed as they are read, and the file's pages are given back, so that the peak
+is one copy of the file plus the largest tensor.
 """
 
 import dataclasses
@@ -30,7 +30,8 @@ from minfer_jax.quant.qtensor import QTensor
 
 log = logging.getLogger("minfer_jax")
 
-# In files but not in the computation: calibration of activations, a classifier's head (llama.cpp reads neither).
+# In files but not in the computation: calibration of activations, a classifier's head (llama.cpp
+# reads neither).
 UNUSED_SUFFIXES = (".input_scale",)
 UNUSED = frozenset({"cls.output.weight", "cls.output.bias"})
 QKV = ("attn_q", "attn_k", "attn_v")
@@ -52,8 +53,8 @@ def load_model(
         on_bytes: called with the size of each tensor once it is loaded, for a progress bar.
 
     Raises:
-        ModelError: the architecture is not supported, or keys or tensors are missing, mis-shaped or of a
-            type that cannot be read. The message begins with the file's path.
+        ModelError: the architecture is not supported, or keys or tensors are missing, mis-shaped or
+            of a type that cannot be read. The message begins with the file's path.
         ValueError: there is no such precision.
     """
     dtype, cache_dtype = precisions.dtypes(precision)
@@ -110,7 +111,7 @@ class _Tensors:
             self.problems.append(f"{name} has type {kind}, which cannot be read; packed: {known}")
 
     def kind(self, name: str) -> tuple[int, bool, bool]:
-        """What must be equal for two linear maps to share a stack: type, and which extras there are."""
+        """What maps that share a stack have in common: their type, and which extras they have."""
         return (
             self.file.tensors[f"{name}.weight"].ggml_type,
             self.has(f"{name}.scale"),
@@ -141,7 +142,7 @@ class _Tensors:
         return packed
 
     def _done(self, names: Sequence[str]) -> Callable[[], None]:
-        """Called after each tensor was copied, in order: gives its pages back and reports its size."""
+        """To be called after each tensor was copied: gives its pages back, reports its size."""
         rest = iter(names)
 
         def done() -> None:
@@ -168,7 +169,8 @@ def _load_params(t: _Tensors, cfg: ModelConfig, arch: Arch) -> Params:
     tied = not t.has("output.weight")
     pairs = cfg.ropes[0].dims // 2
 
-    # First everything is checked, so that a broken file is refused at once and with all that is wrong.
+    # First everything is checked, so that a broken file is refused at once and with all that is
+    # wrong.
     t.check("token_embd.weight", (cfg.n_vocab, cfg.n_embd))
     t.check("output_norm.weight", (cfg.n_embd,))
     if not tied:
@@ -248,10 +250,11 @@ def _order(groups: list[list[int]]) -> tuple[tuple[int, int], ...]:
 
 
 def _load_group(t: _Tensors, layers: list[int], arch: Arch) -> LayerParams:
-    def norm(name: str) -> Array | None:
-        if name not in (*arch.norms, "attn_norm", "ffn_norm"):
-            return None
+    def norm(name: str) -> Array:
         return jnp.asarray(np.stack([t.vector(f"blk.{i}.{name}.weight") for i in layers]))
+
+    def norm_if(name: str) -> Array | None:
+        return norm(name) if name in arch.norms else None
 
     def linears(*parts: str, scale_bias: bool = False) -> tuple[Linear, ...]:
         return _linears(t, [[f"blk.{i}.{p}" for p in parts] for i in layers], scale_bias)
@@ -260,14 +263,14 @@ def _load_group(t: _Tensors, layers: list[int], arch: Arch) -> LayerParams:
     return LayerParams(
         attn_norm=norm("attn_norm"),
         qkv=linears("attn_qkv") if fused else linears(*QKV),
-        q_norm=norm("attn_q_norm"),
-        k_norm=norm("attn_k_norm"),
+        q_norm=norm_if("attn_q_norm"),
+        k_norm=norm_if("attn_k_norm"),
         attn_output=linears("attn_output")[0],
-        post_attn_norm=norm("post_attention_norm"),
+        post_attn_norm=norm_if("post_attention_norm"),
         ffn_norm=norm("ffn_norm"),
         gate_up=linears("ffn_gate", "ffn_up", scale_bias=True),
         ffn_down=linears("ffn_down", scale_bias=True)[0],
-        post_ffn_norm=norm("post_ffw_norm"),
+        post_ffn_norm=norm_if("post_ffw_norm"),
     )
 
 
@@ -277,8 +280,8 @@ def _linears(t: _Tensors, names: list[list[str]], scale_bias: bool) -> tuple[Lin
     Args:
         t: where they come from.
         names: for each layer the maps whose outputs lie side by side.
-        scale_bias: the scale multiplies the bias too: llama.cpp's build_ffn scales after it adds the bias,
-            where its attention scales before.
+        scale_bias: the scale multiplies the bias too: llama.cpp's build_ffn scales after it adds
+            the bias, where its attention scales before.
 
     Returns:
         One stacked Linear for all maps if they are of one kind, else one for each.

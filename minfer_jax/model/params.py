@@ -41,7 +41,8 @@ class LayerParams:
 
     Norms are float32 [D] ([H] for q_norm and k_norm); None where the model has none.
 
-    `qkv` and `gate_up` are one Linear where their formats allow to stack them along N, else several: the
+    `qkv` and `gate_up` are one Linear where their formats allow to stack them along N, else
+        several: the
     concatenation of their outputs is q | k | v and gate | up.
     """
 
@@ -66,8 +67,9 @@ class LayerParams:
 class Params:
     """All weights.
 
-    Layers that are alike (formats, optional tensors, LayerSpec) are stacked, in the order of the model, so that
-    one compiled body serves them all. A GGUF file mixes formats, so there may be several such groups:
+    Layers that are alike (formats, optional tensors, LayerSpec) are stacked, in the order of the
+    model, so that one compiled body serves them all. A GGUF file mixes formats, so there may be
+    several such groups:
 
         Q4_K_M, 6 layers        0   1   2   3   4   5
         ffn_down                Q6  Q4  Q4  Q6  Q4  Q4

@@ -11,8 +11,9 @@ _BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # x86, x86, Arm, as Linux nam
 def dtypes(precision: str) -> tuple[str, str]:
     """(dtype of products, dtype of the KV cache) for a precision.
 
-    "highest" is float32 throughout. "default" is what is fast here: bfloat16 products where the processor has
-    instructions for them (float32 is faster where XLA would have to emulate), and a float16 cache.
+    "highest" is float32 throughout. "default" is what is fast here: bfloat16 products where the
+    processor has instructions for them (float32 is faster where XLA would have to emulate), and a
+    float16 cache.
 
     Raises:
         ValueError: there is no such precision.

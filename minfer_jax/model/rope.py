@@ -1,7 +1,7 @@
 """Rotary position embedding: frequencies on the host, the rotation in jnp.
 
-Su et al. 2021 (RoFormer); scaling: linear (Chen et al. 2023), YaRN (Peng et al. 2023, as ggml's rope_yarn
-computes it), and per-dimension factors that the file carries (Llama 3.1's `rope_freqs`).
+Su et al. 2021 (RoFormer); scaling: linear (Chen et al. 2023), YaRN (Peng et al. 2023, as ggml's
+rope_yarn computes it), and per-dimension factors that the file carries (Llama 3.1's `rope_freqs`).
 """
 
 import math
@@ -66,7 +66,7 @@ def frequencies(spec: RopeSpec, factors: np.ndarray | None = None) -> np.ndarray
 
 
 def _yarn_ramp(pairs: np.ndarray, base: float, dims: int, yarn: Yarn) -> np.ndarray:
-    """1 for pairs that turn fast enough to keep their frequency, 0 for slow ones, linear between."""
+    """1 for pairs fast enough to keep their frequency, 0 for slow ones, a ramp between."""
 
     def pair_with(rotations: float) -> float:
         turn = yarn.n_ctx_orig / (rotations * 2.0 * math.pi)

@@ -18,8 +18,8 @@ def qmatmul(x: Float[Array, "... K"], w: QTensor, dtype: jnp.dtype) -> Float[Arr
     Args:
         x: activations, [..., K].
         w: packed weight, [N, K].
-        dtype: what both factors are rounded to where the weight is dequantised first (many rows of x);
-            float32 for exact products. A few rows are always multiplied in float32.
+        dtype: what both factors are rounded to where the weight is dequantised first (many rows of
+            x); float32 for exact products. A few rows are always multiplied in float32.
 
     Returns:
         float32 [..., N].

@@ -29,12 +29,13 @@ class QTensor:
 
     What the planes hold, and the formula of a weight, is at the head of `quant/formats/base.py`.
     The following holds:
-        shape == (N, K), K % fmt.block == 0
-        bits[i].shape == (K * fmt.widths[i] // 32, N), uint32
-        scale.shape, low.shape == (K // fmt.super_block, N); sub.shape, sublow.shape == (K // fmt.group, N)
-        dense.shape == (K, N), and every other plane is absent, where fmt has no widths
-    A stack has a leading axis on every plane, and the shape of one weight; `layer` says which of them is meant.
-    It stays an index until the product reads the planes, so that no weight is ever copied out of its stack.
+        shape == (N, K), K % fmt.block == 0 bits[i].shape == (K * fmt.widths[i] // 32, N), uint32
+        scale.shape, low.shape == (K // fmt.super_block, N); sub.shape, sublow.shape == (K //
+        fmt.group, N) dense.shape == (K, N), and every other plane is absent, where fmt has no
+        widths
+    A stack has a leading axis on every plane, and the shape of one weight; `layer` says which of
+    them is meant. It stays an index until the product reads the planes, so that no weight is ever
+    copied out of its stack.
     """
 
     fmt: Format
@@ -59,7 +60,7 @@ class QTensor:
 
     @property
     def unit(self) -> int:
-        """Columns that a product handles at a time: 32, or less where plain floats have an odd K."""
+        """Columns that a product handles at a time: 32, or a divisor for plain floats of odd K."""
         return 32 if self.fmt.widths else math.gcd(self.shape[1], 32)
 
     @property
@@ -90,10 +91,11 @@ def stack_blocks(
     *,
     done: Callable[[], None] = lambda: None,
 ) -> QTensor:
-    """Unpack tensors of one format into one weight: the outer sequence stacks layers, the inner one rows.
+    """Unpack tensors of one format into one weight, as a stack of layers.
 
     Args:
-        raws: for each of L layers the same number of uint8 [N_i, bytes a row]; the sum of N_i is N.
+        raws: for each of L layers the same number of uint8 [N_i, bytes a row]; their rows are put side
+            by side, N in all.
         ggml_type: the type of all of them; a key of FORMATS.
         done: called after each tensor was copied, in order.
 

@@ -37,7 +37,8 @@ def read_config(arch: Arch, keys: Keys, n_vocab: int) -> ModelConfig:
     n_head_kv = keys.integer("attention.head_count_kv", n_head, minimum=1)
     if n_head % n_head_kv:
         raise ModelError(
-            f"{arch.name}.attention.head_count {n_head} is not a multiple of head_count_kv {n_head_kv}"
+            f"{arch.name}.attention.head_count {n_head} is not a multiple of "
+            f"head_count_kv {n_head_kv}"
         )
     head_dim = keys.integer("attention.key_length", n_embd // n_head, minimum=1)
     value_dim = keys.integer("attention.value_length", head_dim, minimum=1)
@@ -74,7 +75,8 @@ def read_config(arch: Arch, keys: Keys, n_vocab: int) -> ModelConfig:
 def _rope(keys: Keys, head_dim: int, n_ctx_train: int) -> tuple[RopeSpec, float]:
     """RoPE of the full-attention layers, and the magnitude of its cosines.
 
-    As llama.cpp: a factor of 0 means no scaling; YaRN multiplies cosines and sines by the m-scale of its
+    As llama.cpp: a factor of 0 means no scaling; YaRN multiplies cosines and sines by the m-scale
+        of its
     paper, 1 + 0.1 ln(factor), which `yarn_log_multiplier` replaces by a ratio of two such terms.
     """
     dims = keys.integer("rope.dimension_count", head_dim, minimum=2)
@@ -122,7 +124,8 @@ def without_rope_every(cfg: ModelConfig, step: int) -> ModelConfig:
 def sliding_layers(cfg: ModelConfig, keys: Keys, period: int) -> tuple[bool, ...]:
     """Which layers slide: the file's own list, or all but every period-th.
 
-    `attention.sliding_window_pattern` holds either one flag a layer, or a period that replaces the default.
+    `attention.sliding_window_pattern` holds either one flag a layer, or a period that replaces the
+    default.
     """
     pattern = keys.array("attention.sliding_window_pattern")
     if pattern is not None:

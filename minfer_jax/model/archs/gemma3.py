@@ -1,4 +1,4 @@
-"""gemma3: sliding and full layers with RoPE bases of their own, norms on both sides of each sub-layer."""
+"""gemma3: sliding and full layers, each with its RoPE base; norms on both sides of a sub-layer."""
 
 import dataclasses
 import math
@@ -11,7 +11,7 @@ N_LAYER_27B = 62  # the one size whose attention scale comes from the width, not
 
 
 def adapt(cfg: ModelConfig, keys: Keys) -> ModelConfig:
-    """Scales, the sliding pattern (five of six layers by default) and the local RoPE (never stretched)."""
+    """Scales, the sliding pattern (by default five of six layers), the local RoPE (unstretched)."""
     head = cfg.n_embd // cfg.n_head if cfg.n_layer == N_LAYER_27B else cfg.head_dim
     cfg = dataclasses.replace(
         cfg,

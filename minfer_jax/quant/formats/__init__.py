@@ -1,4 +1,4 @@
-"""GGUF types that stay packed in memory, one file each. A new type is a file and a row of this table."""
+"""GGUF types that stay packed in memory, one file each. A new type is a file and a row here."""
 
 from minfer_jax.quant.formats import (
     floats,

@@ -14,9 +14,11 @@ so that one vector register holds one k of many rows and a product needs no hori
     weight[k, n] = (scale * sub) * (q - zero) + (low * sublow)
 
 Every product above is exact in float32 (11 bits of scale, at most 7 of sub, at most 8 of q), so the
-only rounding is that of the last addition, as in the reference of gguf-py: results are equal bit for bit.
+only rounding is that of the last addition, as in the reference of gguf-py: results are equal bit
+for bit.
 
-Formats of plain floats (F32, F16, BF16) have no integer planes: `bits` is empty and `dense` holds [K, N].
+Formats of plain floats (F32, F16, BF16) have no integer planes: `bits` is empty and `dense` holds
+[K, N].
 """
 
 from collections.abc import Callable
@@ -27,7 +29,7 @@ import numpy as np
 
 @dataclass(frozen=True, kw_only=True)
 class HostPlanes:
-    """The planes of some rows on the host, still row-major: every array is [rows, ...] (see the module)."""
+    """Planes of some rows on the host, still row-major: every array is [rows, ...]."""
 
     bits: tuple[np.ndarray, ...] = ()
     scale: np.ndarray | None = None

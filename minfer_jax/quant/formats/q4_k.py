@@ -1,7 +1,9 @@
 """Q4_K: 256 weights in 8 groups, 6-bit scales and minimums under two f16.
 
-block, 144 bytes:  [d f16][dmin f16][12 bytes: 8 x (6-bit scale, 6-bit minimum)][128 bytes of nibbles]
-nibbles: four runs of 32 bytes; in run r low nibbles are weights 64 r + 0-31, high nibbles 64 r + 32-63
+block, 144 bytes:  [d f16][dmin f16][12 bytes: 8 x (6-bit scale, 6-bit minimum)][128 bytes of
+    nibbles]
+nibbles: four runs of 32 bytes; in run r low nibbles are weights 64 r + 0-31, high nibbles 64 r +
+    32-63
 weight = d * scale * q - dmin * minimum
 """
 

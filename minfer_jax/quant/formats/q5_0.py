@@ -1,6 +1,7 @@
 """Q5_0: 32 weights, one scale, integers centred on 16.
 
-block, 22 bytes:  [d f16][qh u32: bit i is the fifth bit of weight i][16 bytes of nibbles as in Q4_0]
+block, 22 bytes:  [d f16][qh u32: bit i is the fifth bit of weight i][16 bytes of nibbles as in
+    Q4_0]
 weight = d * (q - 16)
 """
 

@@ -1,6 +1,7 @@
 """Q5_1: 32 weights, one scale and one minimum.
 
-block, 24 bytes:  [d f16][m f16][qh u32: bit i is the fifth bit of weight i][16 bytes of nibbles as in Q4_0]
+block, 24 bytes:  [d f16][m f16][qh u32: bit i is the fifth bit of weight i][16 bytes of nibbles as
+    in Q4_0]
 weight = d * q + m
 """
 

@@ -1,6 +1,7 @@
 """Q5_K: Q4_K with a fifth bit.
 
-block, 176 bytes:  [d f16][dmin f16][12 bytes of scales as in Q4_K][32 bytes of high bits][128 bytes of nibbles as in Q4_K]
+block, 176 bytes:  [d f16][dmin f16][12 bytes of scales as in Q4_K][32 bytes of high bits][128 bytes
+    of nibbles as in Q4_K]
 high bits: bit s of byte j is the fifth bit of weight 32 s + j
 weight = d * scale * q - dmin * minimum
 """

@@ -1,7 +1,8 @@
 """Q6_K: 256 weights in 16 groups, signed 8-bit scales under one f16, integers centred on 32.
 
 block, 210 bytes:  [128 bytes: low 4 bits][64 bytes: high 2 bits][16 signed scales][d f16]
-low bits: two halves of 64 bytes; in half h low nibbles are weights 128 h + 0-63, high nibbles 128 h + 64-127
+low bits: two halves of 64 bytes; in half h low nibbles are weights 128 h + 0-63, high nibbles 128 h
+    + 64-127
 high bits: two halves of 32 bytes; field s of byte j in half h belongs to weight 128 h + 32 s + j
 weight = d * scale * (q - 32)
 """

@@ -1,0 +1,167 @@
+"""The flags of `python -m minfer_jax.generate`, and what they come to."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from absl import flags
+
+from minfer_jax import sources
+from minfer_jax.sampling import SamplingParams
+
+FLAGS = flags.FlagValues()
+
+_NUMBERS = (  # name, default, help; the type is the default's
+    ("temp", 0.8, "temperature of the draw; 0 takes the likeliest token"),
+    ("top-k", 40, "keep the k likeliest tokens; 0 keeps all"),
+    ("top-p", 0.95, "keep the likeliest tokens up to this probability; 1 keeps all"),
+    ("min-p", 0.05, "keep tokens at least this likely relative to the likeliest"),
+    ("repeat-penalty", 1.1, "weaken tokens among the last 64; 1 is off"),
+    ("frequency-penalty", 0.0, "taken from a recent token's logit, per occurrence"),
+    ("presence-penalty", 0.0, "taken from a recent token's logit, once"),
+    ("seed", 42, "same seed, same text"),
+    ("n-ctx", 4096, "positions of context, prompt included"),
+)
+for _name, _default, _help in _NUMBERS:
+    if isinstance(_default, float):
+        flags.DEFINE_float(_name, _default, _help, flag_values=FLAGS)
+    else:
+        flags.DEFINE_integer(_name, _default, _help, flag_values=FLAGS)
+flags.DEFINE_integer(
+    "n-predict", 512, "tokens at most; -1: what fits", short_name="n", flag_values=FLAGS
+)
+flags.DEFINE_integer(
+    "threads", None, "CPU threads; all if not given", short_name="t", flag_values=FLAGS
+)
+flags.DEFINE_multi_string("stop", [], "end before this text; may be repeated", flag_values=FLAGS)
+flags.DEFINE_string("system", None, "a system message before the prompt", flag_values=FLAGS)
+flags.DEFINE_bool("greedy", False, "the same as --temp 0", flag_values=FLAGS)
+flags.DEFINE_bool("no-template", False, "the model sees the prompt as it is", flag_values=FLAGS)
+flags.DEFINE_bool("meta", False, "show metadata and memory, then generate", flag_values=FLAGS)
+flags.DEFINE_enum(
+    "precision", "default", ["default", "highest"], "fast, or float32 throughout", flag_values=FLAGS
+)
+
+_TEXT = """\
+usage: python -m minfer_jax.generate [flags] [MODEL] [PROMPT]
+
+Writes the answer to standard output, all else to standard error.
+MODEL is a GGUF file, a cached name, or an alias ({aliases}; if left out, {default}).
+PROMPT is read from standard input if left out.
+
+  python -m minfer_jax.generate smollm2 "Why is the sky blue?"
+  python -m minfer_jax.generate ./model.gguf "Once upon a time" --no-template -n 64
+  python -m minfer_jax.generate gemma3 --greedy --stop END < prompt.txt > answer.txt
+
+{flags}
+"""
+
+
+class UsageError(ValueError):
+    """A wrong flag or argument. One line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What the command line asks for.
+
+    Attributes:
+        model: a model reference.
+        prompt: None to read standard input.
+        system: a system message, or None.
+        template: False to leave the chat template out, None to let the file decide.
+        sampling: how to draw.
+        max_tokens: tokens at most, or None for as many as the context holds.
+        stop: strings that end the text.
+        n_ctx: positions of context.
+        precision: "default" or "highest".
+        threads: CPU threads, or None for all.
+        meta: show metadata and memory.
+    """
+
+    model: str
+    prompt: str | None
+    system: str | None
+    template: bool | None
+    sampling: SamplingParams
+    max_tokens: int | None
+    stop: tuple[str, ...]
+    n_ctx: int
+    precision: str
+    threads: int | None
+    meta: bool
+
+
+def help_text() -> str:
+    """Usage, examples and flags."""
+    rows = []
+    for name in sorted({flag.name for flag in map(FLAGS.__getitem__, FLAGS)}):
+        flag = FLAGS[name]
+        short = f"-{flag.short_name}, " if flag.short_name else ""
+        default = "" if flag.default in (None, False, []) else f" [{flag.default}]"
+        rows.append(f"  {short + '--' + name:<22}{flag.help}{default}")
+    return _TEXT.format(
+        aliases=", ".join(sources.ALIASES), default=sources.DEFAULT_MODEL, flags="\n".join(rows)
+    )
+
+
+def parse(argv: Sequence[str]) -> Options:
+    """Read the command line.
+
+    Args:
+        argv: the program's name, then flags and positional arguments in any order.
+
+    Raises:
+        UsageError: a flag is unknown or a value out of its range.
+    """
+    FLAGS.unparse_flags()
+    for name in FLAGS:
+        FLAGS[name].unparse()
+    try:
+        positional = FLAGS(list(argv))[1:]
+    except flags.Error as e:
+        raise UsageError(f"{' '.join(str(e).split())} (--help lists the flags)") from None
+    value: dict[str, Any] = {name: FLAGS[name].value for name in FLAGS}
+    try:
+        sampling = SamplingParams(
+            temperature=0.0 if value["greedy"] else value["temp"],
+            top_k=value["top-k"],
+            top_p=value["top-p"],
+            min_p=value["min-p"],
+            repeat_penalty=value["repeat-penalty"],
+            frequency_penalty=value["frequency-penalty"],
+            presence_penalty=value["presence-penalty"],
+            seed=value["seed"],
+        )
+    except ValueError as e:
+        raise UsageError(str(e)) from None
+    for name, least in (("n-predict", -1), ("n-ctx", 1), ("threads", 1)):
+        if value[name] is not None and value[name] < least:
+            raise UsageError(f"--{name} is {value[name]}, expected {least} or more")
+    if value["no-template"] and value["system"] is not None:
+        raise UsageError("--system needs the chat template: leave out --no-template")
+    model, prompt = _model_and_prompt(positional)
+    return Options(
+        model=model,
+        prompt=prompt,
+        system=value["system"],
+        template=False if value["no-template"] else None,
+        sampling=sampling,
+        max_tokens=None if value["n-predict"] < 0 else value["n-predict"],
+        stop=tuple(value["stop"]),
+        n_ctx=value["n-ctx"],
+        precision=value["precision"],
+        threads=value["threads"],
+        meta=value["meta"],
+    )
+
+
+def _model_and_prompt(positional: list[str]) -> tuple[str, str | None]:
+    """Words after the model make the prompt; a lone argument with a space is a prompt."""
+    words = [w.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for w in positional]
+    if not words:
+        return sources.DEFAULT_MODEL, None
+    if len(words) == 1 and " " in words[0] and not os.path.exists(positional[0]):
+        return sources.DEFAULT_MODEL, words[0]
+    return positional[0], " ".join(words[1:]) if len(words) > 1 else None

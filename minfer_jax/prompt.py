@@ -1,0 +1,124 @@
+"""From a user's words to the tokens of a prompt."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from minfer_jax.chat_template import ChatTemplate
+from minfer_jax.gguf import GGUFFile
+from minfer_jax.tokenizer import Tokenizer
+
+log = logging.getLogger("minfer_jax")
+
+Messages = Sequence[Mapping[str, Any]]
+
+# A private-use character on each side of a number: stands in a message for text that looks like a
+# control token.
+_OPEN, _CLOSE = "\U000f8000", "\U000f8001"
+
+
+def has_template(file: GGUFFile) -> bool:
+    """Whether the file brings a chat template."""
+    source = file.get("tokenizer.chat_template")
+    return isinstance(source, str) and bool(source)
+
+
+def template_of(file: GGUFFile, tokenizer: Tokenizer) -> ChatTemplate:
+    """The file's chat template; the ChatML fallback (with its warning) where there is none.
+
+    Raises:
+        ChatTemplateError: the template is broken.
+    """
+    return ChatTemplate(
+        file.get("tokenizer.chat_template") if has_template(file) else None,
+        bos_token=tokenizer.bos_token,
+        eos_token=tokenizer.eos_token,
+    )
+
+
+def encode_prompt(
+    file: GGUFFile,
+    tokenizer: Tokenizer,
+    prompt: str | Messages,
+    *,
+    system: str | None = None,
+    template: bool | None = None,
+) -> list[int]:
+    """The tokens of a prompt.
+
+    Args:
+        file: where the chat template is.
+        tokenizer: the file's tokenizer.
+        prompt: a user's words, or messages with "role" and "content".
+        system: a system message to put first.
+        template: render messages through the chat template; None does so unless the prompt is plain
+            words and the file has no template: then the words go to the model as they are, which is
+            what a base model expects.
+
+    Raises:
+        ChatTemplateError: the template refuses the messages, or is broken.
+        ValueError: messages or a system message were given, but no template is to be used.
+    """
+    plain = isinstance(prompt, str)
+    if template is None:
+        template = not plain or system is not None or has_template(file)
+        if not template:
+            log.warning("the file has no chat template: the prompt goes to the model as it is")
+    if not template:
+        if not plain or system is not None:
+            raise ValueError("messages need a chat template; give a plain prompt without one")
+        return tokenizer.encode(prompt)
+    messages = [{"role": "user", "content": prompt}] if plain else [dict(m) for m in prompt]
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": system})
+    return encode_messages(template_of(file, tokenizer), tokenizer, messages)
+
+
+def encode_messages(
+    template: ChatTemplate, tokenizer: Tokenizer, messages: Messages, **options: Any
+) -> list[int]:
+    """Render messages and tokenize them: the template's control tokens count, a user's do not.
+
+    Text in a message that spells a control token is hidden from the template behind a stand-in, put
+    back into the rendered text, and marked there as literal.
+
+    Args:
+        template: renders the messages.
+        tokenizer: knows the control tokens.
+        messages: "role" and "content" each; content is text, or a list of parts with "text".
+        **options: passed on to `ChatTemplate.render`.
+
+    Returns:
+        Token ids, with BOS where the tokenizer adds it.
+    """
+    hidden: list[str] = []
+    controls = tokenizer.control_texts
+
+    def hide(text: str) -> str:
+        for control in controls:
+            if control in text:
+                text = text.replace(control, f"{_OPEN}{len(hidden)}{_CLOSE}")
+                hidden.append(control)
+        return text
+
+    def guarded(value: Any) -> Any:
+        if isinstance(value, str):
+            return hide(value)
+        if isinstance(value, list):
+            return [guarded(v) for v in value]
+        if isinstance(value, Mapping):
+            return {k: guarded(v) if k in ("content", "text") else v for k, v in value.items()}
+        return value
+
+    rendered = template.render([guarded(m) for m in messages], **options)
+    text, literal = "", []
+    for i, piece in enumerate(rendered.split(_OPEN)):
+        number, closed, rest = piece.partition(_CLOSE)
+        if i and closed and number.isdecimal() and int(number) < len(hidden):
+            start = len(text)
+            text += hidden[int(number)]
+            literal.append((start, len(text)))
+            text += rest
+        else:
+            text += (_OPEN if i else "") + piece
+    return tokenizer.encode(text, parse_special=True, literal=literal)
