@@ -67,10 +67,10 @@ class BytePairEncoder:
         self._first_extra = max(ids.values(), default=-1) + 1
         extra = sorted(missing - unusable)
         self._extra = [[vocab[c] for c in text if c in vocab] for text in extra]
-        vocab |= {text: self._first_extra + index for index, text in enumerate(extra)}
+        places = {text: self._first_extra + index for index, text in enumerate(extra)}
         self._tokenizer = Tokenizer(
             models.BPE(
-                vocab=vocab,
+                vocab=vocab | places,
                 merges=pairs,
                 ignore_merges=row.ignore_merges,
                 byte_fallback=not row.byte_level,
