@@ -10,9 +10,7 @@ from absl import flags
 from minfer_jax import sources
 from minfer_jax.sampling import SamplingParams
 
-FLAGS = flags.FlagValues()
-
-_NUMBERS = (  # name, default, help; the type is the default's
+_NUMBERS: tuple[tuple[str, float | int | None, str], ...] = (  # name, default, help
     ("temp", 0.8, "temperature of the draw; 0 takes the likeliest token"),
     ("top-k", 40, "keep the k likeliest tokens; 0 keeps all"),
     ("top-p", 0.95, "keep the likeliest tokens up to this probability; 1 keeps all"),
@@ -21,27 +19,37 @@ _NUMBERS = (  # name, default, help; the type is the default's
     ("frequency-penalty", 0.0, "taken from a recent token's logit, per occurrence"),
     ("presence-penalty", 0.0, "taken from a recent token's logit, once"),
     ("seed", 42, "same seed, same text"),
+    ("n-predict", 512, "tokens at most; -1 for all that fit"),
     ("n-ctx", 4096, "positions of context, prompt included"),
+    ("threads", None, "CPU threads; all if not given"),
 )
-for _name, _default, _help in _NUMBERS:
-    if isinstance(_default, float):
-        flags.DEFINE_float(_name, _default, _help, flag_values=FLAGS)
-    else:
-        flags.DEFINE_integer(_name, _default, _help, flag_values=FLAGS)
-flags.DEFINE_integer(
-    "n-predict", 512, "tokens at most; -1: what fits", short_name="n", flag_values=FLAGS
+_SHORT = {"n-predict": "n", "threads": "t"}
+_SWITCHES = (
+    ("greedy", "the same as --temp 0"),
+    ("no-template", "the model sees the prompt as it is"),
+    ("meta", "show metadata and memory, then generate"),
 )
-flags.DEFINE_integer(
-    "threads", None, "CPU threads; all if not given", short_name="t", flag_values=FLAGS
-)
-flags.DEFINE_multi_string("stop", [], "end before this text; may be repeated", flag_values=FLAGS)
-flags.DEFINE_string("system", None, "a system message before the prompt", flag_values=FLAGS)
-flags.DEFINE_bool("greedy", False, "the same as --temp 0", flag_values=FLAGS)
-flags.DEFINE_bool("no-template", False, "the model sees the prompt as it is", flag_values=FLAGS)
-flags.DEFINE_bool("meta", False, "show metadata and memory, then generate", flag_values=FLAGS)
-flags.DEFINE_enum(
-    "precision", "default", ["default", "highest"], "fast, or float32 throughout", flag_values=FLAGS
-)
+_PRECISIONS = ["default", "highest"]
+
+
+def _define() -> flags.FlagValues:
+    """The flags, none of them set."""
+    values = flags.FlagValues()
+    for name, default, text in _NUMBERS:
+        short = _SHORT.get(name)
+        if isinstance(default, float):
+            flags.DEFINE_float(name, default, text, short_name=short, flag_values=values)
+        else:
+            flags.DEFINE_integer(name, default, text, short_name=short, flag_values=values)
+    for name, text in _SWITCHES:
+        flags.DEFINE_bool(name, False, text, flag_values=values)
+    flags.DEFINE_multi_string("stop", [], "end before this text (repeatable)", flag_values=values)
+    flags.DEFINE_string("system", None, "a system message before the prompt", flag_values=values)
+    flags.DEFINE_enum(
+        "precision", "default", _PRECISIONS, "default or highest (float32)", flag_values=values
+    )
+    return values
+
 
 _TEXT = """\
 usage: python -m minfer_jax.generate [flags] [MODEL] [PROMPT]
@@ -95,12 +103,16 @@ class Options:
 
 def help_text() -> str:
     """Usage, examples and flags."""
-    rows = []
-    for name in sorted({flag.name for flag in map(FLAGS.__getitem__, FLAGS)}):
-        flag = FLAGS[name]
-        short = f"-{flag.short_name}, " if flag.short_name else ""
-        default = "" if flag.default in (None, False, []) else f" [{flag.default}]"
-        rows.append(f"  {short + '--' + name:<22}{flag.help}{default}")
+    numbers = [(n, text if d is None else f"{text} [{d}]") for n, d, text in _NUMBERS]
+    texts = [
+        ("stop", "end before this text; may be repeated"),
+        ("system", "a system message before the prompt"),
+        ("precision", f"{' or '.join(_PRECISIONS)}: what is fast here, or float32 throughout"),
+    ]
+    rows = [
+        f"  {f'-{_SHORT[name]}, ' if name in _SHORT else ''}--{name}".ljust(24) + text
+        for name, text in (*numbers, *texts, *_SWITCHES)
+    ]
     return _TEXT.format(
         aliases=", ".join(sources.ALIASES), default=sources.DEFAULT_MODEL, flags="\n".join(rows)
     )
@@ -115,14 +127,12 @@ def parse(argv: Sequence[str]) -> Options:
     Raises:
         UsageError: a flag is unknown or a value out of its range.
     """
-    FLAGS.unparse_flags()
-    for name in FLAGS:
-        FLAGS[name].unparse()
+    values = _define()
     try:
-        positional = FLAGS(list(argv))[1:]
+        positional = values(list(argv))[1:]
     except flags.Error as e:
         raise UsageError(f"{' '.join(str(e).split())} (--help lists the flags)") from None
-    value: dict[str, Any] = {name: FLAGS[name].value for name in FLAGS}
+    value: dict[str, Any] = values.flag_values_dict()
     try:
         sampling = SamplingParams(
             temperature=0.0 if value["greedy"] else value["temp"],

@@ -129,7 +129,7 @@ class LanguageModel:
     def _text(
         self, tokens: Iterator[int], tokenizer: Tokenizer, stops: StopStrings
     ) -> Iterator[str]:
-        decoder = tokenizer.stream_decoder()
+        decoder = tokenizer.stream_decoder(continues=True)
         for token in tokens:
             if text := stops.push(decoder.push(token)):
                 yield text

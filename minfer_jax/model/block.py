@@ -50,7 +50,7 @@ def block(
     if p.k_norm is not None:
         k = rms_norm(k, p.k_norm, cfg.norm_eps)
     if freq is not None:
-        k = _rotate(k, positions, freq, cfg)
+        k = _rotate(k, positions, freq, spec, cfg)
     k_cache = kv.write(k_cache, k, layer, slots)
     v_cache = kv.write(v_cache, v, layer, slots)
 
@@ -61,7 +61,7 @@ def block(
     if p.q_norm is not None:
         q = rms_norm(q, p.q_norm, cfg.norm_eps)
     if freq is not None:
-        q = _rotate(q, positions, freq, cfg)
+        q = _rotate(q, positions, freq, spec, cfg)
     temperature, floor = cfg.attention_temperature
     if temperature:
         steps = (jnp.maximum(positions, 0) // floor).astype(jnp.float32)
@@ -89,11 +89,12 @@ def _split_heads(qkv: Float[Array, "B T qkv"], cfg: ModelConfig) -> tuple[Array,
     return heads[:, :, :n], heads[:, :, n : n + k], heads[:, :, n + k :]
 
 
-def _rotate(x: Array, positions: Array, freq: Array, cfg: ModelConfig) -> Array:
+def _rotate(x: Array, positions: Array, freq: Array, spec: LayerSpec, cfg: ModelConfig) -> Array:
+    assert spec.rope is not None  # else there would be no frequencies
     return rope.rotate(
         x,
         positions,
         freq,
         interleaved=cfg.rope_interleaved,
-        magnitude=cfg.rope_magnitude,
+        magnitude=cfg.ropes[spec.rope].magnitude,
     )

@@ -42,7 +42,6 @@ class ModelConfig:
         norm_eps: epsilon of every RMS norm.
         ropes: the rotations that LayerSpec.rope picks from.
         rope_interleaved: RoPE pairs are (2i, 2i + 1); otherwise (i, i + dims / 2).
-        rope_magnitude: factor on the cosines and sines (YaRN).
         activation: "silu" or "gelu" (tanh form), of the gate.
         embedding_scale: factor on the token embeddings.
         attention_scale: factor on q . k.
@@ -68,7 +67,6 @@ class ModelConfig:
     norm_eps: float
     ropes: tuple[RopeSpec, ...]
     rope_interleaved: bool
-    rope_magnitude: float = 1.0
     activation: str = "silu"
     embedding_scale: float = 1.0
     attention_scale: float

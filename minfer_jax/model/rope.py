@@ -36,12 +36,14 @@ class RopeSpec:
         dims: rotated dimensions of a head, even.
         freq_scale: 1 / the factor by which the context was stretched.
         yarn: mix scaled and unscaled frequencies as YaRN does, or None.
+        magnitude: factor on the cosines and sines (YaRN).
     """
 
     base: float
     dims: int
     freq_scale: float = 1.0
     yarn: Yarn | None = None
+    magnitude: float = 1.0
 
 
 def frequencies(spec: RopeSpec, factors: np.ndarray | None = None) -> np.ndarray:

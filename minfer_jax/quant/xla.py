@@ -11,6 +11,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
@@ -48,6 +49,7 @@ def _level(w: QTensor, base: Array, fine: Array | None) -> Float[Array, "groups 
     return jnp.repeat(base, each, axis=0) * w.own(fine).astype(jnp.float32)
 
 
+@jax.jit  # traced and lowered once for each format and shape, however many layers use it
 def matvec(x: Float[Array, "M K"], w: QTensor) -> Float[Array, "M N"]:
     """x times the weight, for a few rows of x, in float32, from the packed words.
 
@@ -68,7 +70,14 @@ def matvec(x: Float[Array, "M K"], w: QTensor) -> Float[Array, "M N"]:
         return _over_units(_sum([c[None] * x[:, :, i, None] for i, c in enumerate(columns)]))
     assert w.scale is not None  # every format of integers has one
     groups = unit // w.fmt.group
-    sums = [_sum(_terms(w, x, g)) for g in range(groups)]  # groups x [M, U, N]
+    words = [
+        [lax.bitcast_convert_type(_column(w, plane, width, i), jnp.int32) for i in range(width)]
+        for plane, width in zip(w.bits, w.fmt.widths, strict=True)
+    ]
+    size = w.fmt.group
+    sums = [  # of q x over each group [M, U, N]
+        _sum(_terms(w, words, x, range(g * size, (g + 1) * size))) for g in range(groups)
+    ]
     scale = _level(w, w.scale, w.sub).reshape(-1, groups, n)  # U groups N
     low = None if w.low is None else _level(w, w.low, w.sublow).reshape(-1, groups, n)
     x_sums = x.reshape(m, k // unit, groups, -1).sum(-1)  # M U groups
@@ -82,21 +91,24 @@ def matvec(x: Float[Array, "M K"], w: QTensor) -> Float[Array, "M N"]:
     return _over_units(_sum(total))
 
 
-def _terms(w: QTensor, x: Float[Array, "M U unit"], group: int) -> list[Float[Array, "M U N"]]:
-    """q * x for each column of one group of every unit."""
-    size = w.fmt.group
+def _terms(
+    w: QTensor, words: list[list[Array]], x: Float[Array, "M U unit"], columns: range
+) -> list[Float[Array, "M U N"]]:
+    """q x for some columns of every unit, one term a column and plane; words are int32 [U, N]."""
     terms = []
     low_bits = 0
-    for plane, width in zip(w.bits, w.fmt.widths, strict=True):
-        for i in range(group * size, (group + 1) * size):
-            word, shift = divmod(i * width, 32)
-            word = lax.bitcast_convert_type(_column(w, plane, width, word), jnp.int32)
-            if shift + width == 32:  # this field holds the sign bit, so it has to come down
-                field, power = lax.shift_right_logical(word, jnp.int32(shift)), low_bits
+    for plane, width in zip(words, w.fmt.widths, strict=True):
+        shifts = np.arange(0, 32 * width, width) % 32
+        down = shifts + width == 32  # these fields hold the sign bit, so they have to come down
+        powers = np.exp2(low_bits - np.where(down, 0, shifts)).astype(np.float32)
+        scaled = x * powers[None, None]
+        for i in columns:
+            word, shift = plane[i * width // 32], jnp.int32(shifts[i])
+            if down[i]:
+                field = lax.shift_right_logical(word, shift)
             else:
-                mask = ((1 << width) - 1) << shift
-                field, power = word & jnp.int32(mask), low_bits - shift
-            terms.append(field.astype(jnp.float32)[None] * (x[:, :, i] * 2.0**power)[:, :, None])
+                field = word & jnp.int32(((1 << width) - 1) << shifts[i])
+            terms.append(field.astype(jnp.float32)[None] * scaled[:, :, i, None])
         low_bits += width
     return terms
 

@@ -51,7 +51,6 @@ def read_config(arch: Arch, keys: Keys, n_vocab: int) -> ModelConfig:
     if n_layer > 4096:
         raise ModelError(f"{arch.name}.block_count is {n_layer}, expected at most 4096")
     n_ctx_train = keys.integer("context_length", minimum=1)
-    rope, magnitude = _rope(keys, head_dim, n_ctx_train)
     cfg = ModelConfig(
         arch=arch.name,
         n_layer=n_layer,
@@ -64,16 +63,15 @@ def read_config(arch: Arch, keys: Keys, n_vocab: int) -> ModelConfig:
         n_ctx_train=n_ctx_train,
         layers=(LayerSpec(),) * n_layer,
         norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
-        ropes=(rope,),
+        ropes=(_rope(keys, head_dim, n_ctx_train),),
         rope_interleaved=arch.rope_interleaved,
-        rope_magnitude=magnitude,
         attention_scale=1.0 / math.sqrt(head_dim),
     )
     return arch.adapt(cfg, keys)
 
 
-def _rope(keys: Keys, head_dim: int, n_ctx_train: int) -> tuple[RopeSpec, float]:
-    """RoPE of the full-attention layers, and the magnitude of its cosines.
+def _rope(keys: Keys, head_dim: int, n_ctx_train: int) -> RopeSpec:
+    """RoPE of the full-attention layers.
 
     As llama.cpp: a factor of 0 means no scaling; YaRN multiplies cosines and sines by the m-scale
         of its
@@ -109,7 +107,7 @@ def _rope(keys: Keys, head_dim: int, n_ctx_train: int) -> tuple[RopeSpec, float]
         magnitude *= 1.0 + 0.1 * stretch
         if multiplier:
             magnitude /= 1.0 + 0.1 * multiplier * stretch
-    return RopeSpec(base=base, dims=dims, freq_scale=1.0 / factor, yarn=yarn), magnitude
+    return RopeSpec(base=base, dims=dims, freq_scale=1.0 / factor, yarn=yarn, magnitude=magnitude)
 
 
 def without_rope_every(cfg: ModelConfig, step: int) -> ModelConfig:
