@@ -14,15 +14,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from minfer_jax import language_model, sources
+from minfer_jax.bench_peer import LlamaCpp
 from minfer_jax.engine import Engine
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """One test: its name and tokens a second of each repetition."""
+    """One test: its name, and tokens a second of each repetition, ours and the peer's (or none)."""
 
     test: str
     rates: tuple[float, ...]
+    peer: tuple[float, ...] = ()
 
     @property
     def mean(self) -> float:
@@ -40,31 +42,44 @@ def synthetic_ids(n: int, n_vocab: int) -> list[int]:
     return [(i * 7919 + 13) % n_vocab for i in range(n)]
 
 
-def measure(engine: Engine, *, n_prompt: int, n_gen: int, depth: int, repeat: int) -> list[Result]:
-    """Time the two tests; one repetition before the first warms up and compiles.
+def our_seconds(engine: Engine, ids: Sequence[int], n_gen: int) -> float:
+    """Seconds of the prefill of `ids` if n_gen is 0, else of n_gen decode steps after it."""
+    list(engine.generate_tokens(ids, n_gen + 1, temperature=0.0))
+    return engine.stats.decode_seconds if n_gen else engine.stats.prefill_seconds
+
+
+def peer_seconds(peer: LlamaCpp, ids: Sequence[int], n_gen: int) -> float:
+    """The same, by llama.cpp."""
+    return peer.decode_seconds(ids, n_gen) if n_gen else peer.prefill_seconds(ids)
+
+
+def measure(
+    engine: Engine, peer: LlamaCpp | None, *, n_prompt: int, n_gen: int, depth: int, repeat: int
+) -> list[Result]:
+    """Time the two tests, engine and peer in turn; the first round warms up and compiles.
 
     Args:
         engine: with room for n_prompt, and for depth + n_gen tokens.
+        peer: llama.cpp on the same file, or None.
         n_prompt: tokens of the prefill test; 0 leaves it out.
         n_gen: tokens of the decode test; 0 leaves it out.
         depth: tokens before those, at least 1.
         repeat: repetitions that count.
     """
-    results = []
-    n_vocab = engine.cfg.n_vocab
+    tests = []  # name, prompt length, generated tokens
     if n_prompt:
-        ids, rates = synthetic_ids(n_prompt, n_vocab), []
-        for _ in range(repeat + 1):
-            list(engine.generate_tokens(ids, 1, temperature=0.0))
-            rates.append(n_prompt / engine.stats.prefill_seconds)
-        results.append(Result(test=f"pp{n_prompt}", rates=tuple(rates[1:])))
+        tests.append((f"pp{n_prompt}", n_prompt, 0))
     if n_gen:
-        ids, rates = synthetic_ids(depth, n_vocab), []
+        tests.append((f"tg{n_gen}" + (f"@{depth}" if depth > 1 else ""), depth, n_gen))
+    results = []
+    for name, length, generated in tests:
+        ids = synthetic_ids(length, engine.cfg.n_vocab)
+        ours, theirs = [], []
         for _ in range(repeat + 1):
-            list(engine.generate_tokens(ids, n_gen + 1, temperature=0.0))
-            rates.append(n_gen / engine.stats.decode_seconds)
-        name = f"tg{n_gen}" + (f"@{depth}" if depth > 1 else "")
-        results.append(Result(test=name, rates=tuple(rates[1:])))
+            ours.append((generated or length) / our_seconds(engine, ids, generated))
+            if peer is not None:
+                theirs.append((generated or length) / peer_seconds(peer, ids, generated))
+        results.append(Result(test=name, rates=tuple(ours[1:]), peer=tuple(theirs[1:])))
     return results
 
 
@@ -76,6 +91,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("-n", type=int, default=128, help="generated tokens, 0 for none (128)")
     parser.add_argument("-d", type=int, default=0, help="tokens before the generated ones (0)")
     parser.add_argument("-r", type=int, default=5, help="repetitions (5)")
+    parser.add_argument("--vs", choices=("llama.cpp",), help="run a peer in turn, print ratios")
     parser.add_argument("--precision", choices=("default", "highest"), default="default")
     args = parser.parse_args(argv[1:])
     if min(args.p, args.n, args.d) < 0 or args.r < 1 or not args.p + args.n:
@@ -87,17 +103,24 @@ def main(argv: Sequence[str]) -> int:
             args.model, n_ctx=max(args.p, depth + args.n) + 1, precision=args.precision
         )
         load_seconds = time.perf_counter() - begin
-        results = measure(model.engine, n_prompt=args.p, n_gen=args.n, depth=depth, repeat=args.r)
+        peer = LlamaCpp(model.file.path, n_ctx=model.engine.n_ctx) if args.vs else None
+        results = measure(
+            model.engine, peer, n_prompt=args.p, n_gen=args.n, depth=depth, repeat=args.r
+        )
     except ValueError as e:
         print(f"error: {e}", file=sys.stderr)
         return 1
     compiles = ", ".join(f"{c.name} {c.seconds:.2f}s" for c in model.engine.compiles)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
     print(f"load {load_seconds:.2f}s; compile {compiles}; peak {peak:.0f} MB", file=sys.stderr)
-    print(f"| model | precision | {'test':>12} | {'tok/s':>16} |\n| --- | --- | ---: | ---: |")
+    heads = ["model", "precision", "test", "tok/s"] + ["llama.cpp", "ratio"] * bool(args.vs)
+    print(f"| {' | '.join(heads)} |\n|{' --- |' * len(heads)}")
     for r in results:
-        rate = f"{r.mean:.1f} ± {r.deviation:.1f}"
-        print(f"| {args.model} | {args.precision} | {r.test:>12} | {rate:>16} |")
+        cells = [args.model, args.precision, r.test, f"{r.mean:.1f} ± {r.deviation:.1f}"]
+        if r.peer:
+            theirs = statistics.median(r.peer)
+            cells += [f"{theirs:.1f}", f"{statistics.median(r.rates) / theirs:.2f}"]
+        print(f"| {' | '.join(cells)} |")
     return 0
 
 

@@ -85,6 +85,20 @@ def all_logits(
     return forward(params, token_ids, positions, kv_state, cfg=cfg, n_out=token_ids.shape[1])
 
 
+def check_prompt_fits(n_prompt: int, n_ctx: int, n_ctx_train: int | None = None) -> None:
+    """Refuse a prompt longer than the context.
+
+    Raises:
+        EngineError: says both lengths, and to raise n_ctx where the model's maximum allows it.
+    """
+    if n_prompt <= n_ctx:
+        return
+    hint = "shorten it"
+    if n_ctx_train is not None and n_ctx < n_ctx_train:
+        hint += f", or raise n_ctx (this model allows {n_ctx_train})"
+    raise EngineError(f"the prompt has {n_prompt} tokens, but the context holds {n_ctx}: {hint}")
+
+
 class Engine:
     """One model, one sequence at a time.
 
@@ -328,11 +342,7 @@ class Engine:
             raise EngineError(
                 f"token id {wrong[0]} is outside the vocabulary of {self.cfg.n_vocab}"
             )
-        if len(ids) > self.n_ctx:
-            raise EngineError(
-                f"the prompt has {len(ids)} tokens, but the context holds {self.n_ctx}; "
-                f"shorten it or raise n_ctx (at most {self.cfg.n_ctx_train} for this model)"
-            )
+        check_prompt_fits(len(ids), self.n_ctx, self.cfg.n_ctx_train)
         return ids.astype(np.int32)
 
 

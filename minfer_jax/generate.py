@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from absl import app, flags, logging
 
 from minfer_jax import metadata_report, sources
-from minfer_jax.engine import Engine
+from minfer_jax.engine import Engine, check_prompt_fits
 from minfer_jax.generate_flags import Options, UsageError, help_text, parse
 from minfer_jax.gguf import GGUFFile, open_gguf
 from minfer_jax.language_model import LanguageModel, from_file
+from minfer_jax.model.load import read_model_config
 from minfer_jax.prompt import encode_prompt
 from minfer_jax.tokenizer import Tokenizer
 
@@ -64,11 +65,13 @@ def _run(options: Options) -> int:
     _describe(file)
     if options.meta:
         _say(metadata_report.metadata(file))
+    cfg = read_model_config(file)  # a file that cannot run is refused before anything long begins
     prompt = _read_prompt() if options.prompt is None else options.prompt
     tokenizer = Tokenizer.from_gguf(file)
     ids = encode_prompt(file, tokenizer, prompt, system=options.system, template=options.template)
     if not prompt.strip() or not ids:
         raise UsageError("the prompt is empty; give one as an argument or on standard input")
+    check_prompt_fits(len(ids), cfg.n_ctx_train)
     _say(f"Vocabulary: {tokenizer.n_vocab} tokens")
     _say(f"Prompt: {len(ids)} tokens")
     with metadata_report.loading_bar(file) as bar:

@@ -13,8 +13,8 @@ from minfer_jax.sampling import SamplingParams
 _NUMBERS: tuple[tuple[str, float | int | None, str], ...] = (  # name, default, help
     ("temp", 0.8, "temperature of the draw; 0 takes the likeliest token"),
     ("top-k", 40, "keep the k likeliest tokens; 0 keeps all"),
-    ("top-p", 0.95, "keep the likeliest tokens up to this probability; 1 keeps all"),
-    ("min-p", 0.05, "keep tokens at least this likely relative to the likeliest"),
+    ("top-p", 0.95, "keep the likeliest up to this probability; 1 is off"),
+    ("min-p", 0.05, "drop what is below this times the top probability"),
     ("repeat-penalty", 1.1, "weaken tokens among the last 64; 1 is off"),
     ("frequency-penalty", 0.0, "taken from a recent token's logit, per occurrence"),
     ("presence-penalty", 0.0, "taken from a recent token's logit, once"),
@@ -55,12 +55,12 @@ _TEXT = """\
 usage: python -m minfer_jax.generate [flags] [MODEL] [PROMPT]
 
 Writes the answer to standard output, all else to standard error.
-MODEL is a GGUF file, a cached name, or an alias ({aliases}; if left out, {default}).
-PROMPT is read from standard input if left out.
+MODEL is a GGUF file, a cached name, or an alias ({aliases}); if left out,
+{default}. PROMPT is read from standard input if left out.
 
   python -m minfer_jax.generate smollm2 "Why is the sky blue?"
-  python -m minfer_jax.generate ./model.gguf "Once upon a time" --no-template -n 64
-  python -m minfer_jax.generate gemma3 --greedy --stop END < prompt.txt > answer.txt
+  python -m minfer_jax.generate ./model.gguf "Once upon" --no-template -n 64
+  python -m minfer_jax.generate gemma3 --greedy --stop END < ask.txt > out.txt
 
 {flags}
 """
@@ -107,10 +107,10 @@ def help_text() -> str:
     texts = [
         ("stop", "end before this text; may be repeated"),
         ("system", "a system message before the prompt"),
-        ("precision", f"{' or '.join(_PRECISIONS)}: what is fast here, or float32 throughout"),
+        ("precision", f"{' or '.join(_PRECISIONS)} (float32 throughout)"),
     ]
     rows = [
-        f"  {f'-{_SHORT[name]}, ' if name in _SHORT else ''}--{name}".ljust(24) + text
+        f"  {f'-{_SHORT[name]}, ' if name in _SHORT else ''}--{name}".ljust(22) + text
         for name, text in (*numbers, *texts, *_SWITCHES)
     ]
     return _TEXT.format(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 class StopStrings:
     """Passes text through until one of the strings appears, however it is split into pieces.
 
+    The string that is complete first counts; of several that end together, the longest.
     Text that could still turn into a stop string is held back, so what was passed on never has to
     be taken back:
 
@@ -24,10 +25,10 @@ class StopStrings:
         if self.stopped:
             return ""
         text = self._held + piece
-        found = [at for at in (text.find(s) for s in self._stops) if at >= 0]
+        found = [(at + len(s), at) for s in self._stops if (at := text.find(s)) >= 0]
         if found:
             self.stopped, self._held = True, ""
-            return text[: min(found)]
+            return text[: min(found)[1]]
         keep = max((_overlap(text, s) for s in self._stops), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

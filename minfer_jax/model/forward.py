@@ -98,11 +98,13 @@ def forward(
 
     x = xla.rows(params.token_embd, token_ids.reshape(-1)).reshape(*token_ids.shape, cfg.n_embd)
     carry = (x * jnp.float32(cfg.embedding_scale), kv_state.k, kv_state.v)
-    carry = _all_but_last(carry, params, cfg, run, unroll=unroll)
-    rows = None if n_out == t else _last_rows(positions, n_out)
-    group, index = params.order[-1]
-    last = cfg.layers[-1]
-    x, k, v = run(carry, last, params.groups[group], index, _in_kind(cfg)[-1], rows)
+    if n_out == t:
+        x, k, v = _layers(carry, params, cfg, cfg.n_layer, run, unroll=unroll)
+    else:
+        carry = _layers(carry, params, cfg, cfg.n_layer - 1, run, unroll=unroll)
+        group, index = params.order[-1]
+        in_kind, rows = _in_kind(cfg)[-1], _last_rows(positions, n_out)
+        x, k, v = run(carry, cfg.layers[-1], params.groups[group], index, in_kind, rows)
 
     x = rms_norm(x, params.output_norm, cfg.norm_eps)
     logits = linear(x, params.output, jnp.dtype(cfg.dtype))
@@ -111,18 +113,23 @@ def forward(
     return logits, KVState(k=k, v=v, positions=(held[0], held[1]))
 
 
-def _all_but_last(
-    carry: _Carry, params: Params, cfg: ModelConfig, run: Callable[..., _Carry], *, unroll: bool
+def _layers(
+    carry: _Carry,
+    params: Params,
+    cfg: ModelConfig,
+    count: int,
+    run: Callable[..., _Carry],
+    *,
+    unroll: bool,
 ) -> _Carry:
-    """Layers 0 to L - 2, as a loop whose body holds each group once, or written out one by one.
+    """The first `count` layers, in a loop whose body holds each group once, or written out.
 
     In the loop each group sits in an inner loop of one turn or none. A conditional would say the
     same, but XLA copies the whole cache around a conditional, and updates it in place through a
-    loop. The loop counts from the layer's index in its group: were the index fixed inside, XLA
-    would hoist the unpacking of weights out of it.
+    loop. The barrier ties the weights to x: XLA would hoist their unpacking out of the inner loop.
     """
     specs = {group: spec for (group, _), spec in zip(params.order, cfg.layers, strict=True)}
-    order, in_kind = params.order[:-1], _in_kind(cfg)[:-1]
+    order, in_kind = params.order[:count], _in_kind(cfg)[:count]
     if unroll:
         for (group, index), layer in zip(order, in_kind, strict=True):
             carry = run(carry, specs[group], params.groups[group], index, layer)
@@ -136,11 +143,12 @@ def _all_but_last(
         group_of_i, index, layer = table[i, 0], table[i, 1], table[i, 2]
         for group in present:
 
-            def one(j: Array, carry: _Carry, group: int = group) -> _Carry:
-                return run(carry, specs[group], params.groups[group], j, layer)
+            def one(_: Array, carry: _Carry, group: int = group) -> _Carry:
+                x, stack = lax.optimization_barrier((carry[0], params.groups[group]))
+                return run((x, *carry[1:]), specs[group], stack, index, layer)
 
             turns = (group_of_i == group).astype(jnp.int32)
-            carry = lax.fori_loop(index, index + turns, one, carry)
+            carry = lax.fori_loop(0, turns, one, carry)
         return carry
 
     return lax.fori_loop(0, len(order), body, carry)

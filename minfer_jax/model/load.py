@@ -57,16 +57,24 @@ def load_model(
             of a type that cannot be read. The message begins with the file's path.
         ValueError: there is no such precision.
     """
-    dtype, cache_dtype = precisions.dtypes(precision)
+    cfg = read_model_config(file, precision)
     try:
-        arch = registry.find(file.architecture)
-        cfg = read_config(arch, Keys(file.metadata, arch.name), _n_vocab(file))
-        cfg = dataclasses.replace(cfg, precision=precision, dtype=dtype, cache_dtype=cache_dtype)
-        params = _load_params(_Tensors(file, on_bytes), cfg, arch)
+        params = _load_params(_Tensors(file, on_bytes), cfg, registry.find(cfg.arch))
     except ModelError as e:
         raise ModelError(f"{file.path}: {e}") from None
     memory.trim()
     return cfg, params
+
+
+def read_model_config(file: GGUFFile, precision: str = "default") -> ModelConfig:
+    """The configuration alone, without reading a weight. Errors as for `load_model`."""
+    dtype, cache_dtype = precisions.dtypes(precision)
+    try:
+        arch = registry.find(file.architecture)
+        cfg = read_config(arch, Keys(file.metadata, arch.name), _n_vocab(file))
+    except ModelError as e:
+        raise ModelError(f"{file.path}: {e}") from None
+    return dataclasses.replace(cfg, precision=precision, dtype=dtype, cache_dtype=cache_dtype)
 
 
 def _n_vocab(file: GGUFFile) -> int:

@@ -94,8 +94,8 @@ def stack_blocks(
     """Unpack tensors of one format into one weight, as a stack of layers.
 
     Args:
-        raws: for each of L layers the same number of uint8 [N_i, bytes a row]; their rows are put side
-            by side, N in all.
+        raws: for each of L layers the same number of uint8 [N_i, bytes a row], whose rows are put
+            side by side, N in all.
         ggml_type: the type of all of them; a key of FORMATS.
         done: called after each tensor was copied, in order.
 
