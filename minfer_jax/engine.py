@@ -25,6 +25,7 @@ from minfer_jax.model.params import Params
 from minfer_jax.sampling import SamplerArgs, SamplerState, SamplingParams, init_state, sample
 
 BUCKETS = (32, 128, 512)  # prompt lengths that a prefill is compiled for; the last is the chunk
+_MAX_POSITIONS = 2**31 - 1  # positions are int32
 # On processors with 512-bit registers XLA uses half of each unless told; elsewhere this changes
 # nothing.
 _COMPILER_OPTIONS = {"cpu": {"xla_cpu_prefer_vector_width": 512}}
@@ -57,20 +58,32 @@ class RunStats:
     finish_reason: str = "length"
 
 
-def step(
+def prefill(
     params: Params,
     token_ids: Int[Array, "B T"],
     positions: Int[Array, "B T"],
+    kv_state: KVState,
+    *,
+    cfg: ModelConfig,
+) -> KVState:
+    """Take tokens into the KV state, and compute nothing else."""
+    return forward(params, token_ids, positions, kv_state, cfg=cfg, n_out=0)[1]
+
+
+def decode(
+    params: Params,
+    token_ids: Int[Array, "B 1"],
+    positions: Int[Array, "B 1"],
     kv_state: KVState,
     sampler: SamplerState,
     args: SamplerArgs,
     *,
     cfg: ModelConfig,
-) -> tuple[Int[Array, "B 1"], Float[Array, "B V"], KVState, SamplerState]:
-    """Run tokens and draw the next one: (next token, the logits it was drawn from, new states)."""
+) -> tuple[KVState, Int[Array, "B 1"], Float[Array, "B V"], SamplerState]:
+    """Run one token and draw the next: (KV state, next token, its logits, sampler)."""
     logits, kv_state = forward(params, token_ids, positions, kv_state, cfg=cfg)
     token, sampler = sample(logits[:, 0], sampler, args)
-    return token[:, None], logits[:, 0], kv_state, sampler
+    return kv_state, token[:, None], logits[:, 0], sampler
 
 
 def all_logits(
@@ -80,9 +93,11 @@ def all_logits(
     kv_state: KVState,
     *,
     cfg: ModelConfig,
-) -> tuple[Float[Array, "B T V"], KVState]:
+) -> tuple[KVState, Float[Array, "B T V"]]:
     """Run tokens and give the logits of every row."""
-    return forward(params, token_ids, positions, kv_state, cfg=cfg, n_out=token_ids.shape[1])
+    n_out = token_ids.shape[1]
+    logits, kv_state = forward(params, token_ids, positions, kv_state, cfg=cfg, n_out=n_out)
+    return kv_state, logits
 
 
 def check_prompt_fits(n_prompt: int, n_ctx: int, n_ctx_train: int | None = None) -> None:
@@ -97,6 +112,9 @@ def check_prompt_fits(n_prompt: int, n_ctx: int, n_ctx_train: int | None = None)
     if n_ctx_train is not None and n_ctx < n_ctx_train:
         hint += f", or raise n_ctx (this model allows {n_ctx_train})"
     raise EngineError(f"the prompt has {n_prompt} tokens, but the context holds {n_ctx}: {hint}")
+
+
+_NAMES = {prefill: "prefill", all_logits: "logits"}  # of programs, before their length
 
 
 class Engine:
@@ -125,14 +143,14 @@ class Engine:
             raise EngineError(f"n_ctx is {n_ctx}, expected at least 1")
         self.params = params
         self.cfg = cfg
-        self.n_ctx = min(n_ctx, cfg.n_ctx_train)
+        self.n_ctx = min(n_ctx, cfg.n_ctx_train, _MAX_POSITIONS)
         self.compiles: list[Compile] = []
         self.stats = RunStats()
         self._buckets = tuple(b for b in BUCKETS if b < self.n_ctx) or (self.n_ctx,)
         if self._buckets[-1] < min(self.n_ctx, BUCKETS[-1]):
             self._buckets += (self.n_ctx,)
         self._programs: dict[str, Callable[..., tuple]] = {}
-        self._kv_shape = jax.eval_shape(partial(kv.init, cfg, self.n_ctx, chunk=BUCKETS[-1]))
+        self._kv_shape = jax.eval_shape(partial(kv.init, cfg, self.n_ctx, chunk=self._buckets[-1]))
         self._kv: KVState | None = None
         self._run = 0
 
@@ -194,7 +212,7 @@ class Engine:
         size = longest if chunk is None else chunk
         bucket = self._bucket(min(size, len(ids)))
         if chunk == 1:
-            self._compile(step, 1, sampler, args)
+            self._compile(decode, 1, sampler, args)
         else:
             self._compile(all_logits, bucket)
         self._reset()
@@ -202,10 +220,10 @@ class Engine:
             part = ids[start : start + size]
             if chunk == 1:
                 position = np.array([[start]], np.int32)
-                _, logits, sampler = self._step(part[None], position, sampler, args)
+                _, logits, sampler = self._call(decode, part[None], position, sampler, args)
                 out[start] = np.asarray(logits)[0]
             else:
-                logits, self._kv = self._call(all_logits, *self._padded(part, start, bucket))
+                (logits,) = self._call(all_logits, *self._padded(part, start, bucket))
                 out[start : start + len(part)] = np.asarray(logits)[0, : len(part)]
         return out
 
@@ -229,15 +247,31 @@ class Engine:
             return
         args, sampler = chosen.arrays(), init_state(chosen, ids.tolist())
         room = min(max_tokens, self.n_ctx - len(ids) + 1)
-        clock = _Clock(self)
-        for t in (self._bucket(len(ids)), 1)[: min(room, 2)]:
-            self._compile(step, t, sampler, args)
+        bucket = self._bucket(len(ids) - 1)
+        compiled = self.compile_seconds
+        if len(ids) > 1:
+            self._compile(prefill, bucket)
+        self._compile(decode, 1, sampler, args)
+        stats.compile_seconds = self.compile_seconds - compiled
         self._reset()
-        next_token, sampler = self._prefill(ids, sampler, args)
-        token = _only(next_token)
-        stats.prefill_seconds, stats.compile_seconds = clock.read()
 
-        clock = _Clock(self)
+        begin = time.perf_counter()
+        # All tokens but the last are prefilled. The last goes through decode, as every later one
+        # does: so the prefill needs neither the output layer nor the sampler.
+        for start in range(0, len(ids) - 1, bucket):
+            end = min(start + bucket, len(ids) - 1)
+            self._call(prefill, *self._padded(ids[start:end], start, bucket))
+
+        def step(token: np.ndarray | Array, position: int) -> tuple[Array, SamplerState]:
+            at = np.array([[position]], np.int32)
+            following, _, after = self._call(decode, token, at, sampler, args)
+            return following, after
+
+        next_token, sampler = step(ids[None, -1:], len(ids) - 1)
+        token = _only(next_token)
+        stats.prefill_seconds = time.perf_counter() - begin
+
+        begin = time.perf_counter()
         for n in range(1, room + 1):
             if token < 0:
                 at = len(ids) + n - 2
@@ -246,47 +280,23 @@ class Engine:
                 stats.finish_reason = "stop"
                 return
             if n < room:  # the next step is on its way before this token is handed out
-                position = np.array([[len(ids) + n - 1]], np.int32)
-                next_token, _, sampler = self._step(next_token, position, sampler, args)
+                next_token, sampler = step(next_token, len(ids) + n - 1)
             stats.n_generated = n
-            stats.decode_seconds, _ = clock.read()
+            stats.decode_seconds = time.perf_counter() - begin
             yield token
             if run != self._run:
                 raise EngineError("this run was overtaken by another on the same engine")
             if n < room:
                 token = _only(next_token)
 
-    def _prefill(
-        self, ids: np.ndarray, sampler: SamplerState, args: SamplerArgs
-    ) -> tuple[Array, SamplerState]:
-        """Run a prompt from position 0 on; the token that follows, and the sampler after it."""
-        bucket = self._bucket(len(ids))
-        token, after = None, sampler
-        for start in range(0, len(ids), bucket):
-            tokens, positions = self._padded(ids[start : start + bucket], start, bucket)
-            # Only the last chunk's draw counts: every chunk starts from a copy of the same sampler.
-            fresh = jax.tree.map(np.asarray, sampler)
-            token, _, after = self._step(tokens, positions, fresh, args)
-        assert token is not None
-        return token, after
-
-    def _step(
-        self,
-        tokens: np.ndarray | Array,
-        positions: np.ndarray,
-        sampler: SamplerState,
-        args: SamplerArgs,
-    ) -> tuple[Array, Array, SamplerState]:
-        """One call of `step`: (next token [1, 1], logits [1, V], sampler)."""
-        token, logits, self._kv, sampler = self._call(step, tokens, positions, sampler, args)
-        return token, logits, sampler
-
     def _call(
         self, function: Callable, tokens: np.ndarray | Array, positions: np.ndarray, *rest: object
     ) -> tuple:
-        """Run a compiled function on the KV state, which is donated."""
+        """Run a compiled function on the KV state, which it replaces; its other results."""
         program = self._programs[_name(function, tokens.shape[1])]
-        return program(self.params, tokens, positions, self._kv, *rest)
+        results = program(self.params, tokens, positions, self._kv, *rest)
+        self._kv, *others = results if isinstance(results, tuple) else (results,)
+        return tuple(others)
 
     def _compile(self, function: Callable, t: int, *rest: object) -> None:
         """Make sure that a function is compiled for t tokens.
@@ -324,13 +334,24 @@ class Engine:
 
     def _reset(self) -> None:
         """Empty the KV state. Old keys and values may stay: only positions make them visible."""
-        if self._kv is None:
-            self._kv = kv.init(self.cfg, self.n_ctx, chunk=BUCKETS[-1])
+        # Interrupted in the middle of a call, the state may be given away and no new one kept.
+        if self._kv is None or any(a.is_deleted() for a in jax.tree.leaves(self._kv)):
+            try:
+                self._kv = kv.init(self.cfg, self.n_ctx, chunk=self._buckets[-1])
+            except jax.errors.JaxRuntimeError as e:
+                raise EngineError(
+                    f"no memory for the KV state of {self.n_ctx} positions "
+                    f"({self.kv_bytes / 1e6:.0f} MB): lower n_ctx"
+                ) from e
         empty = [np.full(held.shape, -1, np.int32) for held in self._kv.positions]
-        self._kv = dataclasses.replace(self._kv, positions=tuple(jax.device_put(empty)))
+        kv_state = dataclasses.replace(self._kv, positions=tuple(jax.device_put(empty)))
+        self._kv = jax.block_until_ready(kv_state)
 
     def _checked(self, token_ids: Sequence[int]) -> np.ndarray:
-        ids = np.asarray(token_ids)
+        try:
+            ids = np.asarray(token_ids)
+        except ValueError:  # nested, and of several lengths
+            ids = np.asarray(token_ids, object)
         if ids.size == 0:
             raise EngineError("the prompt holds no tokens; give at least one")
         if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
@@ -346,22 +367,8 @@ class Engine:
         return ids.astype(np.int32)
 
 
-class _Clock:
-    """Seconds since it was made, less and beside those that the engine spent compiling."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._begin, self._compiled = time.perf_counter(), engine.compile_seconds
-
-    def read(self) -> tuple[float, float]:
-        compiling = self._engine.compile_seconds - self._compiled
-        return time.perf_counter() - self._begin - compiling, compiling
-
-
 def _name(function: Callable, t: int) -> str:
-    if function is all_logits:
-        return f"logits {t}"
-    return "decode" if t == 1 else f"prefill {t}"
+    return "decode" if function is decode else f"{_NAMES[function]} {t}"
 
 
 def _only(token: Array) -> int:

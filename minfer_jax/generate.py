@@ -3,12 +3,14 @@
 Standard output carries the generated text alone; everything else goes to standard error.
 """
 
+import contextlib
 import dataclasses
 import logging as stdlib_logging
 import os
 import sys
 from collections.abc import Sequence
 
+import jax
 from absl import app, flags, logging
 
 from minfer_jax import metadata_report, sources
@@ -31,6 +33,9 @@ def main(argv: Sequence[str]) -> int:
         The exit status: 0, 1 for a model or prompt that cannot be run, 2 for wrong usage, 130 for
         Ctrl-C.
     """
+    # Where the caller has closed them there are none, and print would send one into the other.
+    sys.stdout = sys.stdout or open(os.devnull, "w")
+    sys.stderr = sys.stderr or open(os.devnull, "w")
     sys.stdout.reconfigure(encoding="utf-8", errors="replace")  # pyright: ignore
     try:
         if any(a in ("-h", "-help", "--help") for a in argv[1:]):
@@ -45,7 +50,9 @@ def main(argv: Sequence[str]) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
         return _fail(str(e), 1)
-    except MemoryError:
+    except (MemoryError, jax.errors.JaxRuntimeError) as e:
+        if not isinstance(e, MemoryError) and "RESOURCE_EXHAUSTED" not in str(e):
+            raise
         return _fail("out of memory; try a smaller model or --n-ctx", 1)
     except KeyboardInterrupt:
         _say("\ninterrupted")
@@ -54,7 +61,8 @@ def main(argv: Sequence[str]) -> int:
 
 def _run(options: Options) -> int:
     if options.threads is not None:
-        os.environ["NPROC"] = str(options.threads)  # XLA's CPU client reads it when it starts
+        # XLA's CPU client reads it when it starts, and starts that many threads.
+        os.environ["NPROC"] = str(min(options.threads, os.cpu_count() or 1))
     logging.use_absl_handler()
     logging.set_verbosity(logging.WARNING)
     logging.get_absl_handler().setFormatter(stdlib_logging.Formatter("note: %(message)s"))
@@ -153,7 +161,8 @@ def _describe(file: GGUFFile) -> None:
 
 
 def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # whoever read it has gone: the answer matters more
+        print(line, file=sys.stderr, flush=True)
 
 
 def _fail(message: str, status: int) -> int:

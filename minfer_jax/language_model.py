@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from minfer_jax import compile_cache, sources
+from minfer_jax import compile_cache, memory, sources
 from minfer_jax.engine import Engine, RunStats
 from minfer_jax.gguf import GGUFFile, open_gguf
 from minfer_jax.model.config import ModelConfig
@@ -178,6 +178,7 @@ def from_file(
     on_bytes: Callable[[int], None] = lambda n: None,
 ) -> LanguageModel:
     """As `load`, from an open file; a tokenizer that is already built is used as it is."""
+    memory.share_arenas()
     compile_cache.enable()
     cfg, params = load_model(file, precision=precision, on_bytes=on_bytes)
     engine = Engine(params, cfg, n_ctx=n_ctx)

@@ -6,6 +6,7 @@ from typing import Any
 
 from minfer_jax.chat_template import ChatTemplate
 from minfer_jax.gguf import GGUFFile
+from minfer_jax.stop_strings import overlap
 from minfer_jax.tokenizer import Tokenizer
 
 log = logging.getLogger("minfer_jax")
@@ -68,7 +69,7 @@ def encode_prompt(
         if not plain or system is not None:
             raise ValueError("messages need a chat template; give a plain prompt without one")
         return tokenizer.encode(prompt)
-    messages = [{"role": "user", "content": prompt}] if plain else [dict(m) for m in prompt]
+    messages = [{"role": "user", "content": prompt}] if plain else list(prompt)
     if system is not None:
         messages.insert(0, {"role": "system", "content": system})
     return encode_messages(template_of(file, tokenizer), tokenizer, messages)
@@ -80,7 +81,9 @@ def encode_messages(
     """Render messages and tokenize them: the template's control tokens count, a user's do not.
 
     Text in a message that spells a control token is hidden from the template behind a stand-in, put
-    back into the rendered text, and marked there as literal.
+    back into the rendered text, and marked there as literal. So is the beginning of one at the end
+    of a part, as templates write parts one after the other. Roles and types, which templates
+    compare, pass as they are.
 
     Args:
         template: renders the messages.
@@ -94,20 +97,31 @@ def encode_messages(
     hidden: list[str] = []
     controls = tokenizer.control_texts
 
-    def hide(text: str) -> str:
-        for control in controls:
+    def stand_in(text: str) -> str:
+        hidden.append(text)
+        return f"{_OPEN}{len(hidden) - 1}{_CLOSE}"
+
+    def hide(text: str, in_list: bool) -> str:
+        for control in (_OPEN, *controls):
             if control in text:
-                text = text.replace(control, f"{_OPEN}{len(hidden)}{_CLOSE}")
-                hidden.append(control)
+                text = text.replace(control, stand_in(control))
+        end = text.rstrip()
+        begun = max((overlap(end, c) for c in controls), default=0) if in_list else 0
+        if begun:
+            cut = len(end) - begun
+            text = end[:cut] + stand_in(end[cut:]) + text[len(end) :]
         return text
 
-    def guarded(value: Any) -> Any:
+    def guarded(value: Any, in_list: bool = False) -> Any:
         if isinstance(value, str):
-            return hide(value)
-        if isinstance(value, list):
-            return [guarded(v) for v in value]
+            return hide(value, in_list)
+        if isinstance(value, list | tuple):
+            return [guarded(v, True) for v in value]
         if isinstance(value, Mapping):
-            return {k: guarded(v) if k in ("content", "text") else v for k, v in value.items()}
+            return {
+                guarded(k): v if k in ("role", "type") else guarded(v, in_list)
+                for k, v in value.items()
+            }
         return value
 
     rendered = template.render([guarded(m) for m in messages], **options)

@@ -29,7 +29,7 @@ class StopStrings:
         if found:
             self.stopped, self._held = True, ""
             return text[: min(found)[1]]
-        keep = max((_overlap(text, s) for s in self._stops), default=0)
+        keep = max((overlap(text, s) for s in self._stops), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
@@ -39,7 +39,7 @@ class StopStrings:
         return held
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest end of `text` with which `stop` begins."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

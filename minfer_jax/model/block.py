@@ -54,6 +54,8 @@ def block(
     k_cache = kv.write(k_cache, k, layer, slots)
     v_cache = kv.write(v_cache, v, layer, slots)
 
+    if rows is not None and rows.shape[1] == 0:
+        return x[:, :0], k_cache, v_cache
     if rows is not None:
         x = jnp.take_along_axis(x, rows[:, :, None], axis=1)
         q = jnp.take_along_axis(q, rows[:, :, None, None], axis=1)

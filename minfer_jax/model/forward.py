@@ -32,8 +32,7 @@ def forward(
     """Run T tokens of B sequences through the model.
 
     Positions are data: they choose the KV slots that are written, the causal mask and the RoPE
-        angle. A row at
-    position -1 is padding: it is written nowhere and seen by nothing.
+    angle. A row at position -1 is padding: it is written nowhere and seen by nothing.
 
     Args:
         params: weights.
@@ -42,8 +41,8 @@ def forward(
         kv_state: what earlier calls wrote. Donate it under jit.
         cfg: static.
         n_out: static; logits are wanted for this many rows, counted back from each sequence's last
-            real one (where there are fewer, the first is repeated). T means all rows as they stand,
-            padding included.
+            real one (where there are fewer, the first is repeated). 0 only fills the cache; T means
+            all rows as they stand, padding included.
         unroll: static; write the layers out instead of looping over them. Compiles many times
             longer, for the same numbers; needed for reverse-mode differentiation.
 
@@ -58,8 +57,8 @@ def forward(
     n_ctx = kv_state.positions[kv.FULL].shape[1]
     if token_ids.shape != positions.shape:
         raise ValueError(f"{token_ids.shape=} and {positions.shape=} must be equal, [B, T]")
-    if not 1 <= n_out <= t:
-        raise ValueError(f"n_out is {n_out}, expected 1 to T={t}")
+    if not 0 <= n_out <= t:
+        raise ValueError(f"n_out is {n_out}, expected 0 to T={t}")
     if t > n_ctx:
         raise ValueError(
             f"T={t} tokens do not fit the KV state of {n_ctx} slots; split them or raise n_ctx"
@@ -105,12 +104,15 @@ def forward(
         group, index = params.order[-1]
         in_kind, rows = _in_kind(cfg)[-1], _last_rows(positions, n_out)
         x, k, v = run(carry, cfg.layers[-1], params.groups[group], index, in_kind, rows)
+    state = KVState(k=k, v=v, positions=(held[0], held[1]))
+    if n_out == 0:
+        return jnp.zeros((token_ids.shape[0], 0, cfg.n_vocab), jnp.float32), state
 
     x = rms_norm(x, params.output_norm, cfg.norm_eps)
     logits = linear(x, params.output, jnp.dtype(cfg.dtype))
     if cfg.final_softcap:
         logits = cfg.final_softcap * jnp.tanh(logits / cfg.final_softcap)
-    return logits, KVState(k=k, v=v, positions=(held[0], held[1]))
+    return logits, state
 
 
 def _layers(

@@ -93,7 +93,7 @@ class _Tensors:
     on_bytes: Callable[[int], None]
     problems: list[str] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
-    expanded: dict[str, int] = field(default_factory=dict)  # type name -> bytes it takes as float32
+    expanded: dict[str, int] = field(default_factory=dict)  # type name -> bytes beyond the file's
 
     def __post_init__(self) -> None:
         self.by_layer: dict[str, list[tuple[str, TensorInfo]]] = {}
@@ -138,7 +138,8 @@ class _Tensors:
             raws = [[self.file.raw(name) for name in parts] for parts in names]
         else:
             raws = [[self._expand(name).view(np.uint8) for name in parts] for parts in names]
-            extra = 4 * sum(math.prod(self.file.tensors[name].shape) for name in flat)
+            infos = [self.file.tensors[name] for name in flat]
+            extra = sum(4 * math.prod(info.shape) - info.nbytes for info in infos)
             kind = GGML_TYPES[ggml_type].name
             self.expanded[kind] = self.expanded.get(kind, 0) + extra
             ggml_type = F32
@@ -181,7 +182,9 @@ def _load_params(t: _Tensors, cfg: ModelConfig, arch: Arch) -> Params:
     # wrong.
     t.check("token_embd.weight", (cfg.n_vocab, cfg.n_embd))
     t.check("output_norm.weight", (cfg.n_embd,))
-    if not tied:
+    if tied:
+        _check_extras(t, "output", cfg.n_vocab)
+    else:
         _check_linear(t, "output", cfg.n_vocab, cfg.n_embd)
     if t.has("rope_freqs.weight"):
         t.check("rope_freqs.weight", (pairs,))
@@ -232,6 +235,10 @@ def _check_layer(t: _Tensors, prefix: str, cfg: ModelConfig, arch: Arch) -> None
 
 def _check_linear(t: _Tensors, name: str, n: int, k: int) -> None:
     t.check(f"{name}.weight", (n, k))
+    _check_extras(t, name, n)
+
+
+def _check_extras(t: _Tensors, name: str, n: int) -> None:
     for extra, shape in (("bias", (n,)), ("scale", (1,))):
         if t.has(f"{name}.{extra}"):
             t.check(f"{name}.{extra}", shape)
