@@ -1,0 +1,217 @@
+"""Packed formats: values bit for bit those of gguf-py, planes of the documented shape."""
+
+from functools import partial
+
+import gguf
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minfer_jax.gguf_types import GGML_TYPES
+from minfer_jax.quant import xla
+from minfer_jax.quant.formats import FORMATS, Format
+from minfer_jax.quant.formats.base import repack
+from minfer_jax.quant.qtensor import QTensor, from_blocks, stack_blocks
+from tests.helpers.tiny_models import BLOCK_SCALES, random_blocks
+
+ALL = [pytest.param(fmt, id=fmt.name) for fmt in FORMATS.values()]
+PACKED = [pytest.param(fmt, id=fmt.name) for fmt in FORMATS.values() if fmt.widths]
+
+# Bytes of the planes over bytes in the file. K-quants' 6-bit scales take a byte each here, and
+# Q2_K's 4-bit ones too.
+RATIOS = {
+    "Q2_K": 100 / 84,
+    "Q3_K": 114 / 110,
+    "Q4_K": 148 / 144,
+    "Q5_K": 180 / 176,
+}
+
+dequantize = partial(jax.jit, static_argnums=1)(xla.dequantize)
+
+
+def blocks_of(fmt: Format, n: int, k: int, seed: int = 0) -> np.ndarray:
+    """Rows as they lie in a file: random bits, but every number finite."""
+    rng = np.random.default_rng(seed)
+    if fmt.widths:
+        return random_blocks(fmt.name, (n, k), rng)
+    return gguf.quants.quantize(
+        rng.standard_normal((n, k)).astype(np.float32), gguf.GGMLQuantizationType[fmt.name]
+    ).view(np.uint8)
+
+
+def reference(raw: np.ndarray, fmt: Format) -> np.ndarray:
+    """[N, K] as gguf-py has it."""
+    return gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[fmt.name])
+
+
+def assert_same_bits(found: jax.Array, expected: np.ndarray) -> None:
+    np.testing.assert_array_equal(
+        np.asarray(found).view(np.uint32), np.ascontiguousarray(expected).view(np.uint32)
+    )
+
+
+def shapes(fmt: Format) -> list[tuple[int, int]]:
+    """Odd and even N; every K of 256, 512, 576 that the block allows, and the smallest of all."""
+    ks = {k for k in (fmt.block, 256, 512, 576) if k % fmt.block == 0}
+    return list(zip((1, 7, 16, 193), sorted(ks), strict=False))
+
+
+@pytest.mark.parametrize("fmt", ALL)
+def test_values_are_those_of_gguf_py(fmt: Format):
+    for n, k in shapes(fmt):
+        raw = blocks_of(fmt, n, k)
+        w = from_blocks(raw, fmt.ggml_type)
+        assert w.shape == (n, k)
+        assert_same_bits(dequantize(w, jnp.dtype("float32")), reference(raw, fmt).T)
+
+
+@pytest.mark.parametrize("fmt", PACKED)
+def test_values_with_scales_of_any_size_and_sign(fmt: Format):
+    rng = np.random.default_rng(1)
+    raw = blocks_of(fmt, 5, 512).reshape(-1, fmt.block_bytes).copy()
+    for at in BLOCK_SCALES[fmt.name]:
+        # Zero, the smallest, below what is normal, and the largest that leaves products finite.
+        choices = np.array([0.0, -0.0, 6e-8, -3e-5, 1.0, -0.1, 3.0, 60000.0], np.float16)
+        raw[:, at : at + 2] = rng.choice(choices, (len(raw), 1)).view(np.uint8)
+    raw = raw.reshape(5, -1)
+    w = from_blocks(raw, fmt.ggml_type)
+    assert_same_bits(dequantize(w, jnp.dtype("float32")), reference(raw, fmt).T)
+
+
+@pytest.mark.parametrize("ggml_type", [2, 3, 6, 7, 8])  # those that gguf-py can quantise to
+def test_values_of_quantised_data(ggml_type: int):
+    fmt = FORMATS[ggml_type]
+    data = np.random.default_rng(2).standard_normal((9, 256)).astype(np.float32)
+    raw = gguf.quants.quantize(data, gguf.GGMLQuantizationType[fmt.name])
+    found = dequantize(from_blocks(raw, fmt.ggml_type), jnp.dtype("float32"))
+    assert_same_bits(found, reference(raw, fmt).T)
+    # The step between two values is the range over their number, which is some 5 deviations.
+    step = 5.0 / 2 ** sum(fmt.widths)
+    assert np.sqrt(np.mean((np.asarray(found).T - data) ** 2)) < step
+
+
+@pytest.mark.parametrize("fmt", ALL)
+def test_other_dtypes_are_the_float32_rounded(fmt: Format):
+    w = from_blocks(blocks_of(fmt, 8, 256), fmt.ggml_type)
+    exact = dequantize(w, jnp.dtype("float32"))
+    for dtype in ("bfloat16", "float16"):
+        found = dequantize(w, jnp.dtype(dtype))
+        assert found.dtype == dtype
+        np.testing.assert_array_equal(np.asarray(found), np.asarray(exact).astype(found.dtype))
+
+
+@pytest.mark.parametrize("fmt", ALL)
+def test_a_stack_equals_its_layers(fmt: Format):
+    parts = [[blocks_of(fmt, n, 256, seed=10 * i + n) for n in (3, 8, 1)] for i in range(2)]
+    called: list[int] = []
+    stack = stack_blocks(parts, fmt.ggml_type, done=lambda: called.append(1))
+    assert len(called) == 6
+    assert stack.shape == (12, 256)
+    for i, layer in enumerate(parts):
+        single = from_blocks(np.concatenate(layer), fmt.ggml_type)
+        for found, expected in zip(jax.tree.leaves(stack), jax.tree.leaves(single), strict=True):
+            assert found.dtype == expected.dtype
+            np.testing.assert_array_equal(np.asarray(found[i]), np.asarray(expected))
+        found = dequantize(stack.at(i), jnp.dtype("float32"))
+        assert_same_bits(found, reference(np.concatenate(layer), fmt).T)
+
+
+def test_rows_are_unpacked_in_pieces(monkeypatch: pytest.MonkeyPatch):
+    fmt = FORMATS[12]
+    raw = blocks_of(fmt, 11, 256)
+    whole = from_blocks(raw, fmt.ggml_type)
+    monkeypatch.setattr("minfer_jax.quant.qtensor._CHUNK_BYTES", 3 * fmt.block_bytes)
+    pieces = from_blocks(raw, fmt.ggml_type)
+    for found, expected in zip(jax.tree.leaves(pieces), jax.tree.leaves(whole), strict=True):
+        np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
+
+
+@pytest.mark.parametrize("fmt", ALL)
+@pytest.mark.parametrize("stacked", [False, True])
+def test_planes_are_as_documented(fmt: Format, stacked: bool):
+    n, k = 7, 512
+    raw = blocks_of(fmt, n, k)
+    w = stack_blocks([[raw]] * 3, fmt.ggml_type) if stacked else from_blocks(raw, fmt.ggml_type)
+    lead = (3,) if stacked else ()
+
+    def check(plane: jax.Array | None, rows: int, *dtypes: str) -> None:
+        assert plane is not None
+        assert plane.shape == (*lead, rows, n)
+        assert plane.dtype.name in dtypes
+
+    assert w.fmt is fmt
+    assert w.shape == (n, k)
+    assert w.layer is None
+    if not fmt.widths:
+        check(w.dense, k, "float32", "float16", "bfloat16")
+        assert jax.tree.leaves(w) == [w.dense]
+        return
+    assert w.dense is None
+    assert len(w.bits) == len(fmt.widths)
+    for plane, width in zip(w.bits, fmt.widths, strict=True):
+        check(plane, k * width // 32, "uint32")
+    assert fmt.super_block % fmt.group == fmt.block % fmt.super_block == 0
+    check(w.scale, k // fmt.super_block, "float16")
+    for fine, coarse in ((w.sub, w.scale), (w.sublow, w.low)):
+        if fmt.super_block > fmt.group and coarse is not None:
+            check(fine, k // fmt.group, "int8")
+        else:
+            assert fine is None
+    if w.low is not None:
+        check(w.low, k // fmt.super_block, "float16")
+
+
+@pytest.mark.parametrize("fmt", ALL)
+def test_planes_are_about_as_large_as_the_file(fmt: Format):
+    raw = blocks_of(fmt, 4, 512)
+    ratio = from_blocks(raw, fmt.ggml_type).nbytes / raw.nbytes
+    assert ratio == pytest.approx(RATIOS.get(fmt.name, 1.0))
+    assert ratio <= 1.05 or fmt.name == "Q2_K"
+
+
+def test_the_table_agrees_with_the_types_of_the_file():
+    for ggml_type, fmt in FORMATS.items():
+        kind = GGML_TYPES[ggml_type]
+        assert fmt.ggml_type == ggml_type
+        assert (fmt.name, fmt.block, fmt.block_bytes) == (
+            kind.name,
+            kind.block_size,
+            kind.block_bytes,
+        )
+    assert {fmt.name for fmt in FORMATS.values() if fmt.widths} == BLOCK_SCALES.keys()
+
+
+def test_a_weight_is_hashable_structure_and_arrays():
+    w = from_blocks(blocks_of(FORMATS[2], 4, 64), 2)
+    leaves, structure = jax.tree.flatten(w)
+    assert hash(structure) == hash(jax.tree.structure(w))
+    again = jax.tree.unflatten(structure, leaves)
+    assert isinstance(again, QTensor)
+    assert again.shape == (4, 64)
+
+
+@settings(deadline=None)
+@given(
+    width=st.sampled_from([1, 2, 4]),
+    units=st.integers(1, 5),
+    lead=st.lists(st.integers(1, 3), max_size=2),
+    data=st.data(),
+)
+def test_repack_orders_the_fields(width: int, units: int, lead: list[int], data: st.DataObject):
+    per = 8 // width
+    n = units * per
+    shape = (*lead, n)
+    count = int(np.prod(shape))
+    packed = np.frombuffer(data.draw(st.binary(min_size=count, max_size=count)), np.uint8)
+    packed = packed.reshape(shape)
+    mask = (1 << width) - 1
+    # By definition: field s of byte j is element s n + j.
+    elements = np.concatenate([(packed >> (width * s)) & mask for s in range(per)], axis=-1)
+    natural = elements.reshape(*lead, n, per)
+    expected = sum(natural[..., i] << (width * i) for i in range(per))
+    found = repack(packed, width)
+    assert found.dtype == np.uint8
+    np.testing.assert_array_equal(found, expected)

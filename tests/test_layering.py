@@ -1,0 +1,186 @@
+"""The shape of the package: who may import whom, and how long a file may be.
+
+Imports are read from the source. What must not be loaded is also looked for in a fresh process.
+"""
+
+import ast
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = "minfer_jax"
+MAX_LINES = 500
+
+# Bottom up: a module imports only from rows above its own in this list, that is, written earlier.
+# "quant.formats" alone is the package's own file, "quant.formats.*" stands for the files in it.
+LAYERS = (
+    # the text side
+    "gguf_types",
+    "gguf_header",
+    "gguf",
+    "template_meter",
+    "template_sandbox",
+    "chat_template",
+    "wheel_fetch",
+    "sources",
+    "vocab special_tokens stream_decoder",
+    "spm pretokenizer",
+    "bpe",
+    "tokenizer",
+    "stop_strings",
+    "prompt",
+    # weights and their product
+    "quant.formats.base",
+    "quant.formats.*",
+    "quant.formats",
+    "quant.qtensor",
+    "quant.xla",
+    "quant.matmul quant",
+    "pallas",
+    # the model
+    "model.precision model.rope",
+    "model.config",
+    "model.params model.kv_state",
+    "model.layers model.attention",
+    "model.block",
+    "model.forward",
+    "model.archs.base",
+    "model.archs.*",
+    "model.archs",
+    "model.registry",
+    "memory compile_cache",
+    "model.load",
+    "model",
+    # the sampler
+    "sampling.params",
+    "sampling.state sampling.candidates",
+    "sampling.draw sampling.penalties sampling.temperature sampling.top_k sampling.top_p "
+    "sampling.min_p",
+    "sampling.chain",
+    "sampling",
+    # what is built on them
+    "engine",
+    "language_model",
+    "metadata_report",
+    "generate_flags bench_peer",
+    "generate bench",
+    "",  # minfer_jax itself
+)
+TEXT_SIDE = ("gguf", "tokenizer", "chat_template", "sources", "prompt", "stop_strings")
+NEVER = {  # these modules, and those below them -> never import these, nor those below them
+    "sampling": ("model", "engine"),
+    "model": ("sampling", "tokenizer", "engine"),
+    "quant": ("model", "sampling"),
+    "pallas": ("model", "sampling"),
+    "engine": ("tokenizer", "chat_template", "prompt", "sources"),
+}
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Name without "minfer_jax." -> file."""
+    found = {}
+    for path in (ROOT / PACKAGE).rglob("*.py"):
+        parts = path.relative_to(ROOT / PACKAGE).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+@cache
+def imports(name: str) -> frozenset[str]:
+    """What a module imports, at any place in it: own modules as above, others as "/jax.numpy"."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(modules()[name].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name}: a relative import"
+            full = [f"{node.module}.{alias.name}" for alias in node.names]
+            found.update(f if _own(f) in modules() else node.module or "" for f in full)
+    return frozenset(f"/{f}" if _own(f) is None else str(_own(f)) for f in found)
+
+
+def _own(full: str) -> str | None:
+    """A full name as a name within the package, None if it is of another."""
+    inside = full == PACKAGE or full.startswith(f"{PACKAGE}.")
+    return full[len(PACKAGE) + 1 :] if inside else None
+
+
+@cache
+def layer(name: str) -> int | None:
+    rows = [row.split() or [""] for row in LAYERS]
+    for wanted in (name, f"{name.rpartition('.')[0]}.*"):
+        for i, row in enumerate(rows):
+            if wanted in row:
+                return i
+    return None
+
+
+def below(name: str) -> set[str]:
+    """A module and all of the package that it imports, directly or not."""
+    seen, todo = set(), [name]
+    while todo:
+        if (module := todo.pop()) not in seen:
+            seen.add(module)
+            todo += [m for m in imports(module) if not m.startswith("/")]
+    return seen
+
+
+def test_every_module_has_its_layer():
+    assert not [name for name in modules() if layer(name) is None]
+    listed = {name for row in LAYERS for name in row.split() or [""] if not name.endswith("*")}
+    assert not listed - set(modules()), "no such modules"
+
+
+@pytest.mark.parametrize("name", sorted(modules()))
+def test_a_module_imports_from_lower_layers_only(name):
+    own = {m: layer(m) for m in imports(name) if not m.startswith("/")}
+    assert not own.keys() - modules().keys(), "no such module"
+    at = layer(name)
+    high = {m: i for m, i in own.items() if at is None or i is None or i >= at}
+    assert not high, f"{name} is in layer {at}; these are in the same or a higher one"
+
+
+@pytest.mark.parametrize("name", NEVER)
+def test_rooms_that_do_not_know_of_each_other(name):
+    inside = [m for m in modules() if m == name or m.startswith(f"{name}.")]
+    assert inside
+    reached = set().union(*map(below, inside))
+    other = [m for m in reached for no in NEVER[name] if m == no or m.startswith(f"{no}.")]
+    assert not other
+
+
+def test_the_text_side_imports_no_jax():
+    for name in TEXT_SIDE:
+        for module in below(name):
+            used = {m.split(".")[0] for m in imports(module)}
+            assert not used & {"/jax", "/jaxlib", "/jaxtyping"}, module
+
+
+def test_the_text_side_loads_no_jax():
+    code = f"import sys, {', '.join(f'minfer_jax.{m}' for m in TEXT_SIDE)}; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stderr
+    loaded = run.stdout.split()
+    assert "minfer_jax.prompt" in loaded
+    assert not [m for m in loaded if m.split(".")[0] in ("jax", "jaxlib", "jaxtyping")]
+
+
+def test_the_reader_needs_numpy_only():
+    for module in below("gguf"):
+        outside = {m[1:].split(".")[0] for m in imports(module) if m.startswith("/")}
+        assert outside <= sys.stdlib_module_names | {"numpy"}, module
+
+
+@pytest.mark.parametrize("folder", [PACKAGE, "tests"])
+def test_no_file_is_long(folder):
+    lengths = {
+        str(path.relative_to(ROOT)): path.read_text(encoding="utf-8").count("\n")
+        for path in (ROOT / folder).rglob("*.py")
+    }
+    assert len(lengths) > 10
+    assert not {path: n for path, n in lengths.items() if n > MAX_LINES}

@@ -1,0 +1,398 @@
+"""From a file to configuration and weights: what is refused, warned of, grouped and expanded."""
+
+import dataclasses
+import logging
+from pathlib import Path
+from typing import Any
+
+import gguf
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from minfer_jax.gguf import GGUFFile
+from minfer_jax.model import kv_state as kv
+from minfer_jax.model import precision
+from minfer_jax.model.config import LayerSpec, ModelError
+from minfer_jax.model.load import load_model, read_model_config
+from minfer_jax.model.registry import ARCHS
+from tests.helpers.gguf_builder import Tensor, dense
+from tests.helpers.tiny_models import encode, load, run, save, tiny_model
+
+TOKENS = jnp.asarray([[(11 * i * i + 5 * i + 2) % 96 for i in range(9)]], jnp.int32)
+
+
+def logits(folder: Path, data: bytes, n: int = 9) -> np.ndarray:
+    """Float32 [n, V] of the first n of TOKENS."""
+    cfg, params = load(folder, data)
+    positions = jnp.arange(n, dtype=jnp.int32)[None]
+    state = kv.init(cfg, 16, chunk=16)
+    return np.asarray(run(params, TOKENS[:, :n], positions, state, cfg=cfg, n_out=n)[0][0])
+
+
+def refusal(folder: Path, data: bytes) -> str:
+    """The message with which a file is refused, less its path."""
+    file = save(folder, data)
+    with pytest.raises(ModelError) as caught:
+        load_model(file, precision="highest")
+    message = str(caught.value)
+    assert message.startswith(f"{file.path}: ")
+    assert "\n" not in message
+    return message.removeprefix(f"{file.path}: ")
+
+
+# What is refused.
+
+
+def test_everything_wrong_with_the_tensors_is_said_at_once(tmp_path: Path):
+    wrong: dict[str, Tensor | None] = {
+        "blk.0.attn_q.weight": None,
+        "blk.1.attn_norm.weight": dense(np.zeros(63, np.float32)),
+        "blk.2.ffn_down.weight": dense(np.zeros((96, 64), np.float32)),
+        "blk.2.ffn_up.bias": dense(np.zeros(64, np.float32)),
+        "blk.2.ffn_up.scale": dense(np.zeros(96, np.float32)),
+        "output.weight": dense(np.zeros((96, 64), np.int32)),
+        "rope_freqs.weight": dense(np.zeros(16, np.float32)),
+    }
+    message = refusal(tmp_path, tiny_model("llama", tensors=wrong))
+    for part in (
+        "blk.0.attn_q.weight is missing",
+        "blk.1.attn_norm.weight has shape [63], expected [64]",
+        "blk.2.ffn_down.weight has shape [96, 64], expected [64, 96]",
+        "blk.2.ffn_up.bias has shape [64], expected [96]",
+        "blk.2.ffn_up.scale has shape [96], expected [1]",
+        "output.weight has type I32, which cannot be read; packed: BF16, F16, F32, Q2_K",
+        "rope_freqs.weight has shape [16], expected [8]",
+    ):
+        assert part in message
+
+
+def test_many_problems_are_counted(tmp_path: Path):
+    message = refusal(tmp_path, tiny_model("llama", keys={"feed_forward_length": 95}))
+    assert message.count("expected [95, 64]") + message.count("expected [64, 95]") == 8
+    assert message.endswith(" (and 1 more)")
+
+
+def test_extras_of_a_tied_output_are_checked(tmp_path: Path):
+    wrong = {"output.bias": dense(np.zeros(95, np.float32))}
+    message = refusal(tmp_path, tiny_model("llama", tied=True, tensors=wrong))
+    assert message == "output.bias has shape [95], expected [96]"
+
+
+@pytest.mark.parametrize(
+    ("tensor", "message"),
+    [
+        (None, "token_embd.weight: found no such tensor, expected [vocabulary, width]"),
+        (np.zeros(64, np.float32), "token_embd.weight: found shape [64], expected [voc"),
+        (np.zeros((96, 32), np.float32), "token_embd.weight has shape [96, 32], expected [96, 64]"),
+    ],
+)
+def test_no_embedding(tensor: np.ndarray | None, message: str, tmp_path: Path):
+    tensors = {"token_embd.weight": None if tensor is None else dense(tensor)}
+    assert refusal(tmp_path, tiny_model("llama", tensors=tensors)).startswith(message)
+
+
+def test_an_unknown_architecture_lists_those_that_are_known(tmp_path: Path):
+    metadata = {"general.architecture": "rwkv9"}
+    message = refusal(tmp_path, tiny_model("llama", metadata=metadata))
+    assert "'rwkv9' is not supported" in message
+    assert message.endswith(f"supported are {', '.join(sorted(ARCHS))}")
+
+
+KEYS: list[tuple[dict[str, Any], str]] = [
+    ({"embedding_length": None}, "no key llama.embedding_length, which this architecture needs"),
+    (
+        {"embedding_length": "wide"},
+        "llama.embedding_length is 'wide', expected a whole number >= 1",
+    ),
+    ({"embedding_length": 64.0}, "llama.embedding_length is 64.0, expected a whole number >= 1"),
+    ({"embedding_length": True}, "llama.embedding_length is True, expected a whole number"),
+    ({"block_count": 0}, "llama.block_count is 0, expected a whole number >= 1"),
+    ({"block_count": 4_000_000_000}, "llama.block_count is 4000000000, expected at most 4096"),
+    ({"context_length": -5}, "llama.context_length is -5, expected a whole number >= 1"),
+    ({"attention.head_count": 5}, "head_count 5 is not a multiple of head_count_kv 2"),
+    ({"attention.head_count_kv": 0}, "llama.attention.head_count_kv is 0, expected a whole"),
+    ({"attention.head_count_kv": [2, 1, 2]}, "differs from layer to layer ([2, 1, 2]...)"),
+    ({"attention.value_length": 8}, "value_length 8 differs from key_length 16"),
+    ({"attention.layer_norm_rms_epsilon": None}, "no key llama.attention.layer_norm_rms_epsilon"),
+    ({"attention.layer_norm_rms_epsilon": float("nan")}, "is nan, expected a finite number"),
+    ({"rope.dimension_count": 7}, "llama.rope.dimension_count is 7, expected an even number"),
+    ({"rope.dimension_count": 18}, "is 18, expected an even number up to 16"),
+    ({"rope.freq_base": 0.0}, "llama.rope.freq_base is 0.0, expected a number above 0"),
+    ({"rope.freq_base": float("inf")}, "llama.rope.freq_base is inf, expected a finite number"),
+    ({"rope.scaling.type": "longrope"}, "'longrope', expected one of none, linear, yarn"),
+    ({"rope.scaling.type": 1}, "llama.rope.scaling.type is 1, expected a string"),
+    ({"rope.scaling.factor": -4.0}, "llama.rope.scaling.factor is -4.0, expected a number above 0"),
+    (
+        {"rope.scaling.type": "yarn", "rope.scaling.original_context_length": 0},
+        "original_context_length is 0, expected a whole number >= 1",
+    ),
+]
+
+
+@pytest.mark.parametrize(("keys", "message"), KEYS, ids=lambda value: str(value)[:50])
+def test_wrong_keys(keys: dict[str, Any], message: str, tmp_path: Path):
+    assert message in refusal(tmp_path, tiny_model("llama", keys=keys))
+
+
+def test_a_sliding_pattern_that_is_too_short(tmp_path: Path):
+    keys = {"attention.sliding_window_pattern": [True, False]}
+    message = refusal(tmp_path, tiny_model("gemma3", keys=keys))
+    assert "sliding_window_pattern has 2 entries, expected 4, one a layer" in message
+
+
+def test_an_unknown_precision(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"precision is 'half', expected one of highest, default"):
+        load_model(save(tmp_path, tiny_model("llama")), precision="half")
+
+
+# What is read.
+
+
+def config(folder: Path, arch: str, **options: Any):
+    return read_model_config(save(folder, tiny_model(arch, **options)), "highest")
+
+
+def test_configuration_of_gemma3(tmp_path: Path):
+    cfg = config(tmp_path, "gemma3")
+    assert (cfg.n_layer, cfg.n_embd, cfg.n_ff, cfg.n_vocab, cfg.n_ctx_train) == (4, 64, 96, 96, 256)
+    assert (cfg.n_head, cfg.n_head_kv, cfg.head_dim, cfg.window) == (4, 1, 24, 8)
+    assert cfg.layers == tuple(LayerSpec(sliding=s, rope=int(s)) for s in (True, True, False, True))
+    assert [rope.base for rope in cfg.ropes] == [1e6, 1e4]
+    assert (cfg.embedding_scale, cfg.attention_scale) == (8.0, pytest.approx(24**-0.5))
+    assert (cfg.activation, cfg.dtype, cfg.cache_dtype) == ("gelu", "float32", "float32")
+    assert hash(cfg) == hash(dataclasses.replace(cfg))
+
+
+def test_one_value_for_all_layers_may_be_an_array(tmp_path: Path):
+    assert config(tmp_path, "llama", keys={"attention.head_count_kv": [2, 2, 2]}).n_head_kv == 2
+
+
+def test_defaults_of_keys(tmp_path: Path):
+    left_out = dict.fromkeys(
+        (
+            "attention.head_count_kv",
+            "attention.key_length",
+            "attention.value_length",
+            "rope.dimension_count",
+            "rope.freq_base",
+        )
+    )
+    cfg = config(tmp_path, "llama", n_head_kv=4, keys=left_out)
+    assert (cfg.n_head_kv, cfg.head_dim) == (4, 16)
+    assert (cfg.ropes[0].dims, cfg.ropes[0].base, cfg.ropes[0].magnitude) == (16, 10000.0, 1.0)
+    assert cfg == config(tmp_path, "llama", n_head_kv=4)
+
+
+def test_a_factor_of_zero_is_none(tmp_path: Path):
+    # As in llama.cpp; some converters write it.
+    cfg = config(tmp_path, "llama", keys={"rope.scaling.factor": 0.0})
+    assert cfg.ropes[0].freq_scale == 1.0
+
+
+def test_a_tied_output_is_the_embedding(tmp_path: Path):
+    _, params = load(tmp_path, tiny_model("llama", tied=True))
+    assert params.output.weight is params.token_embd
+    leaves = jax.tree.leaves(params)
+    assert params.nbytes == sum(a.nbytes for a in leaves) - params.token_embd.nbytes
+    _, params = load(tmp_path, tiny_model("llama"))
+    assert params.output.weight is not params.token_embd
+
+
+def test_progress_counts_every_weight_once(tmp_path: Path):
+    file = save(tmp_path, tiny_model("gemma3", weight_type="Q8_0", types={"blk.1.ffn_up": "F16"}))
+    sizes: list[int] = []
+    load_model(file, precision="highest", on_bytes=sizes.append)
+    matrices = [t.nbytes for t in file.tensors.values() if len(t.shape) == 2]
+    assert sorted(sizes) == sorted(matrices)
+
+
+def test_a_layer_out_of_its_stack(tmp_path: Path):
+    _, params = load(tmp_path, tiny_model("llama", types={"blk.1.ffn_down": "F16"}))
+    assert params.order == ((0, 0), (1, 0), (0, 1))
+    file = save(tmp_path, tiny_model("llama"))
+    for i in range(3):
+        layer = params.layer(i)
+        norm = file.raw(f"blk.{i}.attn_norm.weight").view(np.float32)
+        np.testing.assert_array_equal(np.asarray(layer.attn_norm), norm)
+        down = layer.ffn_down.weight
+        assert down.dense is not None
+        expected = file.raw(f"blk.{i}.ffn_down.weight").view(np.float32).T
+        np.testing.assert_allclose(np.asarray(down.own(down.dense)), expected, atol=1e-3)
+
+
+def test_a_fused_qkv_equals_separate_ones(tmp_path: Path):
+    options: dict[str, Any] = {"biases": ("attn_q", "attn_k", "attn_v"), "weight_type": "Q8_0"}
+    separate = load(tmp_path, tiny_model("llama", **options))[1]
+    fused = load(tmp_path, tiny_model("llama", fused_qkv=True, **options))[1]
+    assert jax.tree.structure(fused) == jax.tree.structure(separate)
+    for a, b in zip(jax.tree.leaves(fused), jax.tree.leaves(separate), strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+# Formats.
+
+
+def as_floats(file: GGUFFile) -> dict[str, Tensor | None]:
+    """Every tensor of a file, dequantised by gguf-py."""
+    out: dict[str, Tensor | None] = {}
+    for name, info in file.tensors.items():
+        kind = gguf.GGMLQuantizationType(info.ggml_type)
+        values = gguf.quants.dequantize(file.raw(name), kind)
+        out[name] = dense(np.ascontiguousarray(values, np.float32).reshape(info.shape))
+    return out
+
+
+MIXES: dict[str, tuple[dict[str, Any], list[int]]] = {  # options, group of each layer
+    # As quantisers mix them: Q6_K where it matters most, in some layers only; the head in Q6_K.
+    "Q4_K_M": (
+        {
+            "n_layer": 4,
+            "width": 256,
+            "n_ff": 256,
+            "weight_type": "Q4_K",
+            "types": {
+                "token_embd": "Q6_K",
+                "output": "Q6_K",
+                **{f"blk.{i}.{name}": "Q6_K" for i in (0, 3) for name in ("attn_v", "ffn_down")},
+            },
+        },
+        [0, 1, 1, 0],
+    ),
+    # Types that cannot lie side by side, in one layer.
+    "all kinds": (
+        {
+            "n_layer": 2,
+            "weight_type": "Q8_0",
+            "types": {
+                "token_embd": "F16",
+                "blk.0.attn_q": "Q4_0",
+                "blk.0.ffn_up": "Q5_1",
+                "blk.1.attn_output": "BF16",
+                "output": "F32",
+            },
+            "biases": ("attn_k",),
+        },
+        [0, 1],
+    ),
+}
+
+
+@pytest.mark.parametrize(("mix", "n"), [("Q4_K_M", 9), ("all kinds", 2)])
+def test_mixed_formats_give_the_logits_of_their_values(mix: str, n: int, tmp_path: Path):
+    options, groups = MIXES[mix]
+    data = tiny_model("llama", **options)
+    plain = tiny_model("llama", **options, tensors=as_floats(save(tmp_path, data)))
+    _, params = load(tmp_path, data)
+    assert params.order == tuple((g, groups[:i].count(g)) for i, g in enumerate(groups))
+    found, expected = logits(tmp_path, data, n), logits(tmp_path, plain, n)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-4)
+
+
+def test_extras_of_some_layers_make_groups(tmp_path: Path):
+    bias = {"blk.1.ffn_up.bias": dense(np.ones(96, np.float32))}
+    _, params = load(tmp_path, tiny_model("llama", tensors=bias))
+    assert params.order == ((0, 0), (1, 0), (0, 1))
+    # Up has a bias and gate has none, so they are two products there.
+    assert [len(group.gate_up) for group in params.groups] == [1, 2]
+
+
+def test_a_type_without_packed_form_is_expanded(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    options: dict[str, Any] = {"types": {f"blk.{i}.ffn_down": "MXFP4" for i in range(3)}}
+    iq4_nl = np.random.default_rng(0).integers(0, 256, (64, 2, 18), np.uint8)
+    iq4_nl[..., :2] = np.array([0.002], np.float16).view(np.uint8)
+    kind = int(gguf.GGMLQuantizationType.IQ4_NL)
+    options["tensors"] = {"blk.1.attn_output.weight": (kind, (64, 64), iq4_nl.tobytes())}
+    data = tiny_model("llama", **options)
+    with caplog.at_level(logging.WARNING, logger="minfer_jax"):
+        found = logits(tmp_path, data)
+    messages = sorted(record.getMessage() for record in caplog.records)
+    assert len(messages) == 2
+    assert messages[0].startswith("IQ4_NL has no packed form yet: kept as float32, 0 MB more")
+    assert messages[1].startswith("MXFP4 has no packed form yet")
+    plain = tiny_model("llama", **{**options, "tensors": as_floats(save(tmp_path, data))})
+    np.testing.assert_allclose(found, logits(tmp_path, plain), rtol=0, atol=1e-4)
+
+
+def test_what_expansion_costs_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    wide: dict[str, Any] = {"width": 2048, "n_ff": 32, "n_layer": 1, "head_dim": 16, "n_vocab": 32}
+    data = tiny_model("llama", **wide, types={"output": "MXFP4", "token_embd": "MXFP4"})
+    with caplog.at_level(logging.WARNING, logger="minfer_jax"):
+        load(tmp_path, data)
+    # Twice 2048 x 32 weights of 4 bytes, in place of 17 bytes for each 32.
+    extra = 2 * 2048 * 32 * (4 - 17 / 32) / 1e6
+    assert f"{extra:.0f} MB more" in caplog.text
+
+
+def test_unused_tensors_are_named_in_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    one = dense(np.zeros(1, np.float32))
+    extra = {f"blk.{i}.attn_sinks.weight": one for i in range(3, 10)}
+    quiet = {"blk.0.ffn_up.input_scale": one, "cls.output.weight": one}
+    with caplog.at_level(logging.WARNING, logger="minfer_jax"):
+        load(tmp_path, tiny_model("llama", tensors=quiet))
+        assert not caplog.records
+        load(tmp_path, tiny_model("llama", tensors={**extra, **quiet}))
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert "7 tensors are not used by architecture llama: blk.3.attn_sinks.weight, " in message
+    assert message.endswith("blk.7.attn_sinks.weight, ...")
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, logger="minfer_jax"):
+        load(tmp_path, tiny_model("qwen2", biases=("output",)))  # tied, but for the bias
+    assert not caplog.records
+
+
+def test_vectors_of_any_type(tmp_path: Path):
+    norm = np.linspace(0.5, 1.5, 64, dtype=np.float32)
+    wanted = norm.astype(np.float16).astype(np.float32)
+    for tensor in (dense(norm.astype(np.float16)), encode(norm, "F16")):
+        _, params = load(tmp_path, tiny_model("llama", tensors={"output_norm.weight": tensor}))
+        assert params.output_norm.dtype == jnp.float32
+        np.testing.assert_array_equal(np.asarray(params.output_norm), wanted)
+
+
+# Precision.
+
+
+def test_highest_precision_is_float32():
+    assert precision.dtypes("highest") == ("float32", "float32")
+
+
+@pytest.mark.parametrize(("native", "expected"), [(True, "bfloat16"), (False, "float32")])
+def test_default_precision_is_what_is_fast(
+    native: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
+    monkeypatch.setattr(precision, "cpu_has_bf16", lambda: native)
+    assert precision.dtypes("default") == (expected, "float16")
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert precision.dtypes("default") == ("bfloat16", "float16")
+
+
+def test_default_precision_is_in_the_configuration(tmp_path: Path):
+    cfg, _ = load(tmp_path, tiny_model("llama"), "default")
+    assert (cfg.precision, cfg.dtype, cfg.cache_dtype) == (
+        "default",
+        *precision.dtypes("default"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("processor\t: 0\nflags\t\t: fpu avx2 avx512f avx512_bf16 amx_tile\n", True),
+        ("flags\t\t: fpu amx_bf16\n", True),
+        ("Features\t: fp asimd i8mm bf16\n", True),
+        ("flags\t\t: fpu avx2 avx512f\n", False),
+        ("model name\t: avx512_bf16\n", False),
+        ("flags\t\t: xavx512_bf16\n", False),
+        ("", False),
+    ],
+)
+def test_bf16_as_the_system_tells(text: str, expected: bool, tmp_path: Path):
+    (tmp_path / "cpuinfo").write_text(text)
+    assert precision.cpu_has_bf16(tmp_path / "cpuinfo") is expected
+
+
+def test_bf16_where_the_system_does_not_say(tmp_path: Path):
+    assert precision.cpu_has_bf16(tmp_path / "nothing") is False

@@ -1,0 +1,93 @@
+"""What `import minfer_jax` offers, at what cost, and what the package says about itself."""
+
+import ast
+import pkgutil
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import minfer_jax
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_importing_the_package_loads_nothing_heavy():
+    """Nor does the text side, by attribute; `load` does load jax."""
+    code = """
+import sys
+import minfer_jax
+heavy = {"jax", "jaxlib", "numpy", "gguf", "tokenizers", "jinja2"}
+print(*heavy & set(sys.modules))
+minfer_jax.chat_template.ChatTemplate, minfer_jax.sources.resolve, minfer_jax.tokenizer.Tokenizer
+print(*{"jax", "jaxlib"} & set(sys.modules))
+minfer_jax.load
+print("jax" in sys.modules)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout.splitlines() == ["", "", "True"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "LanguageModel",
+        "chat_template.ChatTemplate",
+        "compile_cache.enable",
+        "engine.Engine",
+        "gguf.open_gguf",
+        "language_model.from_file",
+        "load",
+        "model.forward.forward",
+        "quant.matmul.qmatmul",
+        "sampling.SamplingParams",
+        "sources.resolve",
+        "tokenizer.Tokenizer.from_gguf",
+    ],
+)
+def test_names_that_are_promised(name):
+    assert callable(pkgutil.resolve_name(f"minfer_jax.{name}"))
+    assert name.split(".")[0] in dir(minfer_jax)
+
+
+def test_an_unknown_name():
+    with pytest.raises(AttributeError, match="module 'minfer_jax' has no attribute 'lode'"):
+        _ = minfer_jax.lode
+    assert not hasattr(minfer_jax, "os")
+
+
+def test_star_names_exist():
+    assert minfer_jax.__all__ == ["LanguageModel", "load"]
+    for name in minfer_jax.__all__:
+        assert getattr(minfer_jax, name)
+
+
+def test_project_metadata():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["name"] == "minfer-jax"
+    assert project["requires-python"] == ">=3.11"
+    assert {"dev", "cuda", "metal"} <= project["optional-dependencies"].keys()
+    assert (ROOT / project["readme"]).is_file()
+    assert all((ROOT / name).is_file() for name in project["license-files"])
+    needed = {line.split(">")[0].split("[")[0] for line in project["dependencies"]}
+    assert {"jax", "numpy", "gguf", "tokenizers", "jinja2", "absl-py"} <= needed
+    assert metadata.version("minfer-jax") == project["version"]
+
+
+def test_dependencies_are_what_is_imported():
+    """By name of the module; pip is run, not imported; jaxlib and ml_dtypes come with jax."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared = {line.split(">")[0].split("[")[0] for line in project["dependencies"]}
+    declared = {"absl" if name == "absl-py" else name for name in declared - {"pip"}}
+    imported = set()
+    for path in (ROOT / "minfer_jax").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                imported.add((node.module or "").split(".")[0])
+    assert imported - sys.stdlib_module_names - {"minfer_jax", "jaxlib", "ml_dtypes"} == declared
