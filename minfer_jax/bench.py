@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 from minfer_jax import language_model, sources
 from minfer_jax.bench_peer import LlamaCpp
-from minfer_jax.engine import Engine
+from minfer_jax.engine import Engine, check_prompt_fits
+from minfer_jax.model.precision import PRECISIONS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,9 +28,9 @@ class Result:
     peer: tuple[float, ...] = ()
 
     @property
-    def mean(self) -> float:
-        """Mean of the rates."""
-        return statistics.fmean(self.rates)
+    def median(self) -> float:
+        """Median of the rates."""
+        return statistics.median(self.rates)
 
     @property
     def deviation(self) -> float:
@@ -42,15 +43,17 @@ def synthetic_ids(n: int, n_vocab: int) -> list[int]:
     return [(i * 7919 + 13) % n_vocab for i in range(n)]
 
 
-def our_seconds(engine: Engine, ids: Sequence[int], n_gen: int) -> float:
-    """Seconds of the prefill of `ids` if n_gen is 0, else of n_gen decode steps after it."""
-    list(engine.generate_tokens(ids, n_gen + 1, temperature=0.0))
-    return engine.stats.decode_seconds if n_gen else engine.stats.prefill_seconds
+def our_rate(engine: Engine, ids: Sequence[int], n_gen: int) -> float:
+    """Tokens a second of the prefill of `ids` if n_gen is 0, else of n_gen tokens after it."""
+    list(engine.generate_tokens(ids, n_gen or 1, temperature=0.0))
+    return engine.stats.decode_rate if n_gen else engine.stats.prefill_rate
 
 
-def peer_seconds(peer: LlamaCpp, ids: Sequence[int], n_gen: int) -> float:
+def peer_rate(peer: LlamaCpp, ids: Sequence[int], n_gen: int) -> float:
     """The same, by llama.cpp."""
-    return peer.decode_seconds(ids, n_gen) if n_gen else peer.prefill_seconds(ids)
+    if n_gen:
+        return n_gen / peer.decode_seconds(ids, n_gen)
+    return len(ids) / peer.prefill_seconds(ids)
 
 
 def measure(
@@ -76,9 +79,9 @@ def measure(
         ids = synthetic_ids(length, engine.cfg.n_vocab)
         ours, theirs = [], []
         for _ in range(repeat + 1):
-            ours.append((generated or length) / our_seconds(engine, ids, generated))
+            ours.append(our_rate(engine, ids, generated))
             if peer is not None:
-                theirs.append((generated or length) / peer_seconds(peer, ids, generated))
+                theirs.append(peer_rate(peer, ids, generated))
         results.append(Result(test=name, rates=tuple(ours[1:]), peer=tuple(theirs[1:])))
     return results
 
@@ -92,7 +95,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("-d", type=int, default=0, help="tokens before the generated ones (0)")
     parser.add_argument("-r", type=int, default=5, help="repetitions (5)")
     parser.add_argument("--vs", choices=("llama.cpp",), help="run a peer in turn, print ratios")
-    parser.add_argument("--precision", choices=("default", "highest"), default="default")
+    parser.add_argument("--precision", choices=PRECISIONS, default="default")
     args = parser.parse_args(argv[1:])
     if min(args.p, args.n, args.d) < 0 or args.r < 1 or not args.p + args.n:
         parser.error("-p, -n and -d take 0 or more, -r 1 or more, and -p or -n must be above 0")
@@ -103,6 +106,7 @@ def main(argv: Sequence[str]) -> int:
             args.model, n_ctx=max(args.p, depth + args.n) + 1, precision=args.precision
         )
         load_seconds = time.perf_counter() - begin
+        check_prompt_fits(max(args.p, depth + args.n), model.engine.n_ctx)
         peer = LlamaCpp(model.file.path, n_ctx=model.engine.n_ctx) if args.vs else None
         results = measure(
             model.engine, peer, n_prompt=args.p, n_gen=args.n, depth=depth, repeat=args.r
@@ -111,15 +115,16 @@ def main(argv: Sequence[str]) -> int:
         print(f"error: {e}", file=sys.stderr)
         return 1
     compiles = ", ".join(f"{c.name} {c.seconds:.2f}s" for c in model.engine.compiles)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB elsewhere
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
     print(f"load {load_seconds:.2f}s; compile {compiles}; peak {peak:.0f} MB", file=sys.stderr)
     heads = ["model", "precision", "test", "tok/s"] + ["llama.cpp", "ratio"] * bool(args.vs)
     print(f"| {' | '.join(heads)} |\n|{' --- |' * len(heads)}")
     for r in results:
-        cells = [args.model, args.precision, r.test, f"{r.mean:.1f} ± {r.deviation:.1f}"]
+        cells = [args.model, args.precision, r.test, f"{r.median:.1f} ± {r.deviation:.1f}"]
         if r.peer:
             theirs = statistics.median(r.peer)
-            cells += [f"{theirs:.1f}", f"{statistics.median(r.rates) / theirs:.2f}"]
+            cells += [f"{theirs:.1f}", f"{r.median / theirs:.2f}"]
         print(f"| {' | '.join(cells)} |")
     return 0
 

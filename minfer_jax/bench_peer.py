@@ -25,7 +25,7 @@ class LlamaCpp:
             self._module: Any = importlib.import_module("llama_cpp")
         except ImportError:
             raise PeerError(
-                "--vs needs llama.cpp: pip install llama-cpp-python (it builds for ten minutes)"
+                "--vs needs llama.cpp: pip install llama-cpp-python (a build of minutes)"
             ) from None
         threads = (
             len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

@@ -3,12 +3,13 @@
 import hashlib
 import logging
 import os
-import platform
 import tempfile
 from pathlib import Path
 
 import jax
 import jaxlib.version
+
+from minfer_jax import host
 
 log = logging.getLogger("minfer_jax")
 
@@ -31,13 +32,15 @@ def enable() -> Path | None:
         return None
     if configured := jax.config.values["jax_compilation_cache_dir"]:
         return Path(configured)
-    folder = (Path(wanted) if wanted else _user_folder()) / _compiler_and_cpu()
+    folder = Path(wanted or f"{host.CACHE}/compile") / _compiler_and_cpu()
     try:
+        folder = folder.expanduser()
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
-    except OSError as e:
-        log.warning("no compile cache: cannot write to %s (%s)", folder, e.strerror or e)
+    except (OSError, RuntimeError) as e:  # RuntimeError: no home folder is known
+        why = e.strerror if isinstance(e, OSError) and e.strerror else e
+        log.warning("no compile cache: cannot write to %s (%s)", folder, why)
         return None
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -45,21 +48,7 @@ def enable() -> Path | None:
     return folder
 
 
-def _user_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    try:
-        home = Path(base) if base else Path.home() / ".cache"
-    except RuntimeError:  # no home folder is known
-        home = Path(tempfile.gettempdir())
-    return home / "minfer" / "compile"
-
-
 def _compiler_and_cpu() -> str:
     """Compiled code runs only on a processor with the same instructions."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        cpu = next((x for x in lines if x.lower().startswith(("flags", "features"))), "")
-    except OSError:
-        cpu = platform.processor()
-    digest = hashlib.sha256(f"{platform.machine()} {cpu}".encode()).hexdigest()[:12]
+    digest = hashlib.sha256(host.cpu_name().encode()).hexdigest()[:12]
     return f"jaxlib-{jaxlib.version.__version__}-{digest}"

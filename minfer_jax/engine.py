@@ -12,92 +12,58 @@ from dataclasses import dataclass
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
-from minfer_jax import memory
 from minfer_jax.model import kv_state as kv
 from minfer_jax.model.config import ModelConfig
-from minfer_jax.model.forward import forward
 from minfer_jax.model.kv_state import KVState
 from minfer_jax.model.params import Params
-from minfer_jax.sampling import SamplerArgs, SamplerState, SamplingParams, init_state, sample
+from minfer_jax.programs import Compile, Programs, all_logits, decode, prefill
+from minfer_jax.sampling import SamplerState, SamplingParams, init_state
 
+N_CTX = 4096  # positions of context, unless told
+MAX_TOKENS = 512  # tokens of an answer, unless told
 BUCKETS = (32, 128, 512)  # prompt lengths that a prefill is compiled for; the last is the chunk
 _MAX_POSITIONS = 2**31 - 1  # positions are int32
-# On processors with 512-bit registers XLA uses half of each unless told; elsewhere this changes
-# nothing.
-_COMPILER_OPTIONS = {"cpu": {"xla_cpu_prefer_vector_width": 512}}
 
 
 class EngineError(ValueError):
     """What was asked cannot be run. One line."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Compile:
-    """One compiled program: its name, and the seconds that tracing, lowering and compiling took."""
-
-    name: str
-    seconds: float
-
-
 @dataclass(kw_only=True)
 class RunStats:
-    """What one run did. Seconds of compiling are in none of the other two.
+    """What one run did.
 
-    `finish_reason` is "length" (max_tokens or the context was reached) or "stop".
+    Attributes:
+        n_prompt: tokens of the prompt.
+        n_generated: tokens that were yielded.
+        prefill_seconds: until the first token was drawn; compiling and allocating are not in it.
+        decode_seconds: of all decode steps, the one that drew the first token included, and what
+            the consumer did in between.
+        total_seconds: until the latest token was drawn. That first step is in both of the others.
+        compile_seconds: spent on programs that this run needed first.
+        finish_reason: "length" (max_tokens or the context was reached) or "stop".
     """
 
     n_prompt: int = 0
     n_generated: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
+    total_seconds: float = 0.0
     compile_seconds: float = 0.0
     finish_reason: str = "length"
 
+    @property
+    def prefill_rate(self) -> float:
+        """Prompt tokens a second."""
+        return self.n_prompt / self.prefill_seconds if self.prefill_seconds else 0.0
 
-def prefill(
-    params: Params,
-    token_ids: Int[Array, "B T"],
-    positions: Int[Array, "B T"],
-    kv_state: KVState,
-    *,
-    cfg: ModelConfig,
-) -> KVState:
-    """Take tokens into the KV state, and compute nothing else."""
-    return forward(params, token_ids, positions, kv_state, cfg=cfg, n_out=0)[1]
-
-
-def decode(
-    params: Params,
-    token_ids: Int[Array, "B 1"],
-    positions: Int[Array, "B 1"],
-    kv_state: KVState,
-    sampler: SamplerState,
-    args: SamplerArgs,
-    *,
-    cfg: ModelConfig,
-) -> tuple[KVState, Int[Array, "B 1"], Float[Array, "B V"], SamplerState]:
-    """Run one token and draw the next: (KV state, next token, its logits, sampler)."""
-    logits, kv_state = forward(params, token_ids, positions, kv_state, cfg=cfg)
-    token, sampler = sample(logits[:, 0], sampler, args)
-    return kv_state, token[:, None], logits[:, 0], sampler
-
-
-def all_logits(
-    params: Params,
-    token_ids: Int[Array, "B T"],
-    positions: Int[Array, "B T"],
-    kv_state: KVState,
-    *,
-    cfg: ModelConfig,
-) -> tuple[KVState, Float[Array, "B T V"]]:
-    """Run tokens and give the logits of every row."""
-    n_out = token_ids.shape[1]
-    logits, kv_state = forward(params, token_ids, positions, kv_state, cfg=cfg, n_out=n_out)
-    return kv_state, logits
+    @property
+    def decode_rate(self) -> float:
+        """Generated tokens a second."""
+        return self.n_generated / self.decode_seconds if self.decode_seconds else 0.0
 
 
 def check_prompt_fits(n_prompt: int, n_ctx: int, n_ctx_train: int | None = None) -> None:
@@ -114,21 +80,17 @@ def check_prompt_fits(n_prompt: int, n_ctx: int, n_ctx_train: int | None = None)
     raise EngineError(f"the prompt has {n_prompt} tokens, but the context holds {n_ctx}: {hint}")
 
 
-_NAMES = {prefill: "prefill", all_logits: "logits"}  # of programs, before their length
-
-
 class Engine:
-    """One model, one sequence at a time.
+    """One model on one device, one sequence at a time.
 
     Attributes:
         params: the weights; usable with `minfer_jax.model.forward`.
         cfg: the model's configuration.
         n_ctx: positions that the KV state holds, fixed.
-        compiles: every program that was compiled, in order.
         stats: of the latest run of `generate_tokens`.
     """
 
-    def __init__(self, params: Params, cfg: ModelConfig, *, n_ctx: int = 4096) -> None:
+    def __init__(self, params: Params, cfg: ModelConfig, *, n_ctx: int = N_CTX) -> None:
         """Allocates nothing yet: the KV state is made by the first run.
 
         Args:
@@ -144,20 +106,19 @@ class Engine:
         self.params = params
         self.cfg = cfg
         self.n_ctx = min(n_ctx, cfg.n_ctx_train, _MAX_POSITIONS)
-        self.compiles: list[Compile] = []
         self.stats = RunStats()
         self._buckets = tuple(b for b in BUCKETS if b < self.n_ctx) or (self.n_ctx,)
         if self._buckets[-1] < min(self.n_ctx, BUCKETS[-1]):
             self._buckets += (self.n_ctx,)
-        self._programs: dict[str, Callable[..., tuple]] = {}
         self._kv_shape = jax.eval_shape(partial(kv.init, cfg, self.n_ctx, chunk=self._buckets[-1]))
+        self._programs = Programs(cfg, self._kv_shape)
         self._kv: KVState | None = None
         self._run = 0
 
     def generate_tokens(
         self,
         token_ids: Sequence[int],
-        max_tokens: int = 512,
+        max_tokens: int = MAX_TOKENS,
         *,
         stop_ids: Sequence[int] | frozenset[int] = (),
         repeat_penalty: float = 1.0,
@@ -212,9 +173,9 @@ class Engine:
         size = longest if chunk is None else chunk
         bucket = self._bucket(min(size, len(ids)))
         if chunk == 1:
-            self._compile(decode, 1, sampler, args)
+            self._programs.compile(decode, self.params, 1, sampler, args)
         else:
-            self._compile(all_logits, bucket)
+            self._programs.compile(all_logits, self.params, bucket)
         self._reset()
         for start in range(0, len(ids), size):
             part = ids[start : start + size]
@@ -225,7 +186,14 @@ class Engine:
             else:
                 (logits,) = self._call(all_logits, *self._padded(part, start, bucket))
                 out[start : start + len(part)] = np.asarray(logits)[0, : len(part)]
+        if np.isnan(out[:, 0]).any():
+            self._kv = None  # as in _generate
         return out
+
+    @property
+    def compiles(self) -> list[Compile]:
+        """Every program that was compiled, in order."""
+        return self._programs.compiles
 
     @property
     def compile_seconds(self) -> float:
@@ -250,8 +218,8 @@ class Engine:
         bucket = self._bucket(len(ids) - 1)
         compiled = self.compile_seconds
         if len(ids) > 1:
-            self._compile(prefill, bucket)
-        self._compile(decode, 1, sampler, args)
+            self._programs.compile(prefill, self.params, bucket)
+        self._programs.compile(decode, self.params, 1, sampler, args)
         stats.compile_seconds = self.compile_seconds - compiled
         self._reset()
 
@@ -267,14 +235,16 @@ class Engine:
             following, _, after = self._call(decode, token, at, sampler, args)
             return following, after
 
+        jax.block_until_ready(self._kv)
+        decode_begin = time.perf_counter()
         next_token, sampler = step(ids[None, -1:], len(ids) - 1)
         token = _only(next_token)
         stats.prefill_seconds = time.perf_counter() - begin
 
-        begin = time.perf_counter()
         for n in range(1, room + 1):
             if token < 0:
                 at = len(ids) + n - 2
+                self._kv = None  # NaN in it would get into later runs, as 0 times NaN is NaN
                 raise EngineError(f"the model gave no finite logits at position {at}")
             if token in stop_ids:
                 stats.finish_reason = "stop"
@@ -282,7 +252,8 @@ class Engine:
             if n < room:  # the next step is on its way before this token is handed out
                 next_token, sampler = step(next_token, len(ids) + n - 1)
             stats.n_generated = n
-            stats.decode_seconds = time.perf_counter() - begin
+            now = time.perf_counter()
+            stats.decode_seconds, stats.total_seconds = now - decode_begin, now - begin
             yield token
             if run != self._run:
                 raise EngineError("this run was overtaken by another on the same engine")
@@ -291,34 +262,13 @@ class Engine:
 
     def _call(
         self, function: Callable, tokens: np.ndarray | Array, positions: np.ndarray, *rest: object
-    ) -> tuple:
-        """Run a compiled function on the KV state, which it replaces; its other results."""
-        program = self._programs[_name(function, tokens.shape[1])]
-        results = program(self.params, tokens, positions, self._kv, *rest)
-        self._kv, *others = results if isinstance(results, tuple) else (results,)
-        return tuple(others)
-
-    def _compile(self, function: Callable, t: int, *rest: object) -> None:
-        """Make sure that a function is compiled for t tokens.
-
-        Needs only the shape of the KV state: compiled before that is allocated, the two are never
-            in memory at once.
-        """
-        name = _name(function, t)
-        if name in self._programs:
-            return
-        begin = time.perf_counter()
-        platform = jax.tree.leaves(self.params)[0].device.platform
-        jitted = jax.jit(
-            partial(function, cfg=self.cfg),
-            donate_argnums=3,
-            compiler_options=_COMPILER_OPTIONS.get(platform),
+    ) -> list:
+        """Run a program on the KV state, which it replaces; its other results."""
+        assert self._kv is not None
+        self._kv, *others = self._programs.call(
+            function, self.params, tokens, positions, self._kv, *rest
         )
-        tokens = jax.ShapeDtypeStruct((1, t), jnp.int32)
-        lowered = jitted.lower(self.params, tokens, tokens, self._kv_shape, *rest)
-        self._programs[name] = lowered.compile()
-        self.compiles.append(Compile(name=name, seconds=time.perf_counter() - begin))
-        memory.trim()
+        return others
 
     def _bucket(self, n_tokens: int) -> int:
         """The smallest bucket that holds the tokens, or the largest."""
@@ -365,10 +315,6 @@ class Engine:
             )
         check_prompt_fits(len(ids), self.n_ctx, self.cfg.n_ctx_train)
         return ids.astype(np.int32)
-
-
-def _name(function: Callable, t: int) -> str:
-    return "decode" if function is decode else f"{_NAMES[function]} {t}"
 
 
 def _only(token: Array) -> int:

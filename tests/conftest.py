@@ -2,7 +2,7 @@
 
 import os
 
-# Before jax is imported: two CPU devices, so that sharding can be tested, and no compile cache shared with the user.
+# Before jax is imported: two CPU devices, to test sharding, and not the user's compile cache.
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
 os.environ.setdefault("MINFER_COMPILE_CACHE", "off")
 

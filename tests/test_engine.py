@@ -140,6 +140,23 @@ def test_a_run_compiles_two_programs_and_a_second_none(small, backend_compiles):
     assert list(engine.generate_tokens(PROMPT, 5, **GREEDY)) == first
 
 
+def test_a_prompt_takes_the_smallest_bucket_that_holds_it(sliding):
+    """All of it but the last token, which goes through decode."""
+    engine = ringed_engine(sliding)
+    expected = ["prefill 4", "decode"]
+    for n, more in ((5, []), (2, []), (6, ["prefill 8"]), (9, []), (10, []), (N_CTX, [])):
+        list(engine.generate_tokens(LONG[:n], 1))
+        expected += more
+        assert names(engine) == expected
+
+
+@pytest.mark.parametrize(
+    ("n_ctx", "buckets"), [(1, (1,)), (4, (4,)), (5, (4, 5)), (8, (4, 8)), (9, (4, 8))]
+)
+def test_no_bucket_is_longer_than_the_context(sliding, n_ctx, buckets):
+    assert ringed_engine(sliding, n_ctx)._buckets == buckets
+
+
 def test_a_prompt_of_one_token_needs_no_prefill_program(small):
     engine = plain_engine(small)
     tokens = list(engine.generate_tokens([5], 3, **GREEDY))
@@ -161,7 +178,8 @@ def test_logits_and_generation_share_the_decode_program(plain, backend_compiles)
 def test_kv_bytes_is_known_before_and_true_afterwards(sliding, ringed):
     list(ringed.generate_tokens(PROMPT, 2))
     assert ringed._kv is not None
-    assert ringed_engine(sliding).kv_bytes == ringed.kv_bytes == ringed._kv.nbytes
+    n_bytes = sum(array.nbytes for array in jax.tree.leaves(ringed._kv))
+    assert ringed_engine(sliding).kv_bytes == ringed.kv_bytes == n_bytes
 
 
 # Where a run ends
@@ -389,16 +407,33 @@ def test_a_run_may_be_abandoned(ringed):
 def test_a_run_may_be_interrupted_at_the_worst_moment(ringed, monkeypatch):
     """When the old KV state is given away already, and the new one is not yet kept."""
     tokens = list(ringed.generate_tokens(PROMPT, 5, **GREEDY))
-    call = Engine._call
+    programs = ringed._programs._programs
+    decode = programs["decode"]
 
-    def interrupted(self, *args):
-        call(self, *args)
+    def interrupted(*args):
+        decode(*args)
         raise KeyboardInterrupt
 
     run = ringed.generate_tokens(PROMPT, 5, **GREEDY)
-    assert next(run) == tokens[0]
     with monkeypatch.context() as patch:
-        patch.setattr(Engine, "_call", interrupted)
+        patch.setitem(programs, "decode", interrupted)
         with pytest.raises(KeyboardInterrupt):
             next(run)
+    assert list(ringed.generate_tokens(PROMPT, 5, **GREEDY)) == tokens
+
+
+@pytest.mark.parametrize("what", ["generate_tokens", "logits"])
+def test_what_an_earlier_run_broke_does_not_stay_broken(ringed, monkeypatch, what):
+    """Zero times NaN is NaN: keys and values that no query sees would still get in its way."""
+    tokens = list(ringed.generate_tokens(PROMPT, 5, **GREEDY))
+    nan = jax.tree.map(
+        lambda a: a * jnp.nan if jnp.issubdtype(a.dtype, jnp.floating) else a, ringed.params
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(ringed, "params", nan)
+        if what == "logits":
+            assert np.isnan(ringed.logits(LONG)).all()
+        else:
+            with pytest.raises(EngineError, match="no finite logits"):
+                list(ringed.generate_tokens(LONG, 1))
     assert list(ringed.generate_tokens(PROMPT, 5, **GREEDY)) == tokens

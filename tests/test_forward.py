@@ -176,10 +176,11 @@ def test_padding_is_written_nowhere_and_changes_nothing():
     jax.tree.map(assert_close, state, exact_state)
 
 
-def test_a_call_of_nothing_but_padding():
-    _, state = feed("gemma3", [11], ring(), pad_to=CHUNK)
-    ids, positions = np.zeros((1, CHUNK), np.int32), np.full((1, CHUNK), -1, np.int32)
-    logits, after = call("gemma3", ids, positions, state, CHUNK)
+@pytest.mark.parametrize("t", [1, CHUNK])
+def test_a_call_of_nothing_but_padding(t: int):
+    _, state = feed("gemma3", [CHUNK, 11], ring(), pad_to=CHUNK)  # the ring has no empty slot
+    ids, positions = np.zeros((1, t), np.int32), np.full((1, t), -1, np.int32)
+    logits, after = call("gemma3", ids, positions, state, t)
     assert np.isfinite(logits).all()
     assert_same(after, state)
 

@@ -98,7 +98,9 @@ def test_positional_arguments(argv, model, prompt):
 
 
 def test_a_lone_file_name_with_a_space_is_a_model(tmp_path):
-    path = tmp_path / "my model.gguf"
+    path = tmp_path / "my model.gguf"  # not there: still no prompt, but a typing error
+    assert (options(str(path)).model, options(str(path)).prompt) == (str(path), None)
+    path = tmp_path / "my model"
     assert options(str(path)).prompt == str(path)
     path.write_bytes(b"")
     assert (options(str(path)).model, options(str(path)).prompt) == (str(path), None)
@@ -127,7 +129,7 @@ def test_a_lone_file_name_with_a_space_is_a_model(tmp_path):
         ("-n -2", "--n-predict is -2, expected -1 or more"),
         ("--n-ctx 0", "--n-ctx is 0, expected 1 or more"),
         ("-t 0", "--threads is 0, expected 1 or more"),
-        ("--precision low", "value should be one of <default|highest>"),
+        ("--precision low", "value should be one of <highest|default>"),
         ("--greedy=maybe", "--greedy=maybe"),
         ("--no-template --system x", "--system needs the chat template"),
         ("--flagfile=/no/such/file", "/no/such/file"),

@@ -25,6 +25,7 @@ LAYERS = (
     "template_meter",
     "template_sandbox",
     "chat_template",
+    "host",  # the machine, and the user's cache
     "wheel_fetch",
     "sources",
     "vocab special_tokens stream_decoder",
@@ -44,7 +45,7 @@ LAYERS = (
     # the model
     "model.precision model.rope",
     "model.config",
-    "model.params model.kv_state",
+    "model.params model.kv_state model.keys",
     "model.layers model.attention",
     "model.block",
     "model.forward",
@@ -53,6 +54,7 @@ LAYERS = (
     "model.archs",
     "model.registry",
     "memory compile_cache",
+    "model.tensors",
     "model.load",
     "model",
     # the sampler
@@ -63,6 +65,7 @@ LAYERS = (
     "sampling.chain",
     "sampling",
     # what is built on them
+    "programs",
     "engine",
     "language_model",
     "metadata_report",

@@ -12,9 +12,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 BLOCK = 256  # slots that one step looks at
 TILE = 128  # query positions that share a loop over the blocks they can see
-_NEVER = (
-    -1e30
-)  # score of a masked slot: finite, so that a row which sees nothing gives 0 and no NaN
+# The score of a masked slot: finite, so that a row which sees nothing gives 0 and no NaN.
+_NEVER = -1e30
 
 
 def mask(
@@ -41,10 +40,8 @@ def attend(
     """softmax(scale * q k^T, over the slots that the mask leaves) v.
 
     Works through blocks of slots with a running softmax (Milakov & Gimelshein 2018), from the first
-    to the
-    last block that any query can see: neither time nor memory grows with empty slots, and no shape
-        depends
-    on how many are filled.
+    to the last block that any query can see: neither time nor memory grows with empty slots, and no
+    shape depends on how many are filled.
 
     Args:
         q: queries, float32.

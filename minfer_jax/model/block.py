@@ -1,5 +1,7 @@
 """One transformer block, driven by the configuration and by which weights are there."""
 
+from dataclasses import dataclass
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -7,81 +9,109 @@ from minfer_jax.model import kv_state as kv
 from minfer_jax.model import rope
 from minfer_jax.model.attention import attend
 from minfer_jax.model.config import LayerSpec, ModelConfig
-from minfer_jax.model.layers import gated_mlp, linear, rms_norm, stacked
+from minfer_jax.model.layers import gated_mlp, linear, rms_norm, side_by_side
 from minfer_jax.model.params import LayerParams
 
 
-def block(
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a block stands: its layer, and the rows that it works on.
+
+    Attributes:
+        spec: what is particular to this layer.
+        layer: its index in the caches of its kind.
+        positions: int32 [B, T] of the rows, -1 for padding.
+        slots: int32 [B, T], where each row's key and value go.
+        held: int32 [B, S], the position that each slot holds once they are there.
+        freq: float32 [pairs], RoPE frequencies; None for no rotation.
+    """
+
+    spec: LayerSpec
+    layer: Array
+    positions: Int[Array, "B T"]
+    slots: Int[Array, "B T"]
+    held: Int[Array, "B S"]
+    freq: Float[Array, " pairs"] | None
+
+
+def store(
     x: Float[Array, "B T D"],
     p: LayerParams,
     k_cache: Float[Array, "L B K S H"],
     v_cache: Float[Array, "L B K S H"],
-    *,
-    layer: Int[Array, ""],
-    positions: Int[Array, "B T"],
-    slots: Int[Array, "B T"],
-    held: Int[Array, "B S"],
-    rows: Int[Array, "B R"] | None,
-    freq: Float[Array, " pairs"] | None,
-    spec: LayerSpec,
+    place: Place,
     cfg: ModelConfig,
-) -> tuple[Float[Array, "B R D"], Array, Array]:
-    """Pre-norm attention and gated MLP, each added to the residual x.
+) -> tuple[Float[Array, "B T N H"], Array, Array]:
+    """The first half of a block: project, and put keys and values into the cache.
 
     Args:
         x: residual stream, float32.
         p: weights of the block.
         k_cache, v_cache: the caches of all layers of this one's kind.
-        layer: index of this layer in them.
-        positions: of x's rows, -1 for padding.
-        slots: where to write each row's key and value.
-        held: the position that each slot holds once x's rows are written.
-        rows: rows of x to go on with after the keys and values are stored, or None for all (R = T).
-        freq: RoPE frequencies, or None for no rotation.
-        spec: what is particular to this layer.
+        place: which layer, which rows.
         cfg: the model.
 
     Returns:
-        (residual of the chosen rows, k_cache, v_cache).
+        (queries, neither normed nor rotated; k_cache; v_cache).
     """
-    dtype = jnp.dtype(cfg.dtype)
     h = rms_norm(x, p.attn_norm, cfg.norm_eps)
-    q, k, v = _split_heads(stacked(h, p.qkv, dtype), cfg)
-    if p.k_norm is not None:
-        k = rms_norm(k, p.k_norm, cfg.norm_eps)
-    if freq is not None:
-        k = _rotate(k, positions, freq, spec, cfg)
-    k_cache = kv.write(k_cache, k, layer, slots)
-    v_cache = kv.write(v_cache, v, layer, slots)
+    q, k, v = _split_heads(side_by_side(h, p.qkv, jnp.dtype(cfg.dtype)), cfg)
+    k = _norm_and_rotate(k, p.k_norm, place.positions, place, cfg)
+    k_cache = kv.write(k_cache, k, place.layer, place.slots)
+    return q, k_cache, kv.write(v_cache, v, place.layer, place.slots)
 
-    if rows is not None and rows.shape[1] == 0:
-        return x[:, :0], k_cache, v_cache
+
+def mix(
+    x: Float[Array, "B T D"],
+    q: Float[Array, "B T N H"],
+    p: LayerParams,
+    k_cache: Float[Array, "L B K S H"],
+    v_cache: Float[Array, "L B K S H"],
+    place: Place,
+    cfg: ModelConfig,
+    rows: Int[Array, "B R"] | None = None,
+) -> Float[Array, "B R D"]:
+    """The second half: attention and the gated MLP, each added to the residual x.
+
+    Args:
+        x: residual stream, float32.
+        q: queries from `store`.
+        p: weights of the block.
+        k_cache, v_cache: caches from `store`.
+        place: which layer, which rows.
+        cfg: the model.
+        rows: rows of x to go on with, or None for all (R = T).
+
+    Returns:
+        Residual of the chosen rows.
+    """
+    dtype, positions = jnp.dtype(cfg.dtype), place.positions
     if rows is not None:
         x = jnp.take_along_axis(x, rows[:, :, None], axis=1)
         q = jnp.take_along_axis(q, rows[:, :, None, None], axis=1)
         positions = jnp.take_along_axis(positions, rows, axis=1)
-    if p.q_norm is not None:
-        q = rms_norm(q, p.q_norm, cfg.norm_eps)
-    if freq is not None:
-        q = _rotate(q, positions, freq, spec, cfg)
+    q = _norm_and_rotate(q, p.q_norm, positions, place, cfg)
     temperature, floor = cfg.attention_temperature
     if temperature:
         steps = (jnp.maximum(positions, 0) // floor).astype(jnp.float32)
         q = q * (1.0 + temperature * jnp.log1p(steps))[:, :, None, None]
-    # One row is bound by memory, not arithmetic: it can have float32 for nothing.
-    factor = "float32" if q.shape[1] == 1 else cfg.dtype
-    window = cfg.window if spec.sliding else 0
-    a = attend(q, k_cache, v_cache, layer, positions, held, window, cfg.attention_scale, factor)
+    a = attend(
+        q,
+        k_cache,
+        v_cache,
+        place.layer,
+        positions,
+        place.held,
+        cfg.window if place.spec.sliding else 0,
+        cfg.attention_scale,
+        # One row is bound by memory, not arithmetic: it can have float32 for nothing.
+        "float32" if q.shape[1] == 1 else cfg.dtype,
+    )
     a = linear(a.reshape(*a.shape[:2], -1), p.attn_output, dtype)
-    if p.post_attn_norm is not None:
-        a = rms_norm(a, p.post_attn_norm, cfg.norm_eps)
-    x = x + a
-
+    x = x + _norm_if(a, p.post_attn_norm, cfg)
     h = rms_norm(x, p.ffn_norm, cfg.norm_eps)
     m = gated_mlp(h, p.gate_up, p.ffn_down, activation=cfg.activation, dtype=dtype)
-    if p.post_ffn_norm is not None:
-        m = rms_norm(m, p.post_ffn_norm, cfg.norm_eps)
-    return x + m, k_cache, v_cache
+    return x + _norm_if(m, p.post_ffn_norm, cfg)
 
 
 def _split_heads(qkv: Float[Array, "B T qkv"], cfg: ModelConfig) -> tuple[Array, Array, Array]:
@@ -91,12 +121,21 @@ def _split_heads(qkv: Float[Array, "B T qkv"], cfg: ModelConfig) -> tuple[Array,
     return heads[:, :, :n], heads[:, :, n : n + k], heads[:, :, n + k :]
 
 
-def _rotate(x: Array, positions: Array, freq: Array, spec: LayerSpec, cfg: ModelConfig) -> Array:
-    assert spec.rope is not None  # else there would be no frequencies
-    return rope.rotate(
-        x,
-        positions,
-        freq,
-        interleaved=cfg.rope_interleaved,
-        magnitude=cfg.ropes[spec.rope].magnitude,
-    )
+def _norm_if(x: Array, weight: Array | None, cfg: ModelConfig) -> Array:
+    return x if weight is None else rms_norm(x, weight, cfg.norm_eps)
+
+
+def _norm_and_rotate(
+    heads: Float[Array, "B T heads H"],
+    norm: Float[Array, " H"] | None,
+    positions: Int[Array, "B T"],
+    place: Place,
+    cfg: ModelConfig,
+) -> Float[Array, "B T heads H"]:
+    """Per-head norm and RoPE, where the layer has them."""
+    heads = _norm_if(heads, norm, cfg)
+    if place.freq is None or place.spec.rope is None:
+        return heads
+    magnitude = cfg.ropes[place.spec.rope].magnitude
+    interleaved = cfg.rope_interleaved
+    return rope.rotate(heads, positions, place.freq, interleaved=interleaved, magnitude=magnitude)

@@ -1,11 +1,6 @@
-"""The static description of a model, read from GGUF metadata; and typed access to that metadata."""
+"""The static description of a model."""
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from minfer_jax.model.rope import RopeSpec
 
@@ -75,72 +70,3 @@ class ModelConfig:
     precision: str = "highest"
     dtype: str = "float32"
     cache_dtype: str = "float32"
-
-
-_MISSING: Any = object()
-
-
-@dataclass(frozen=True)
-class Keys:
-    """Metadata of one architecture: `keys.integer("block_count")` reads `<arch>.block_count`.
-
-    Every getter raises ModelError when the key is missing and has no default, or has another type.
-    """
-
-    metadata: Mapping[str, Any]
-    arch: str
-
-    def integer(self, name: str, default: int = _MISSING, *, minimum: int = 0) -> int:
-        """A whole number of at least `minimum`; an array stands for its one common value."""
-        value = self._single(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise ModelError(
-                f"{self._key(name)} is {value!r}, expected a whole number >= {minimum}"
-            )
-        return value
-
-    def number(self, name: str, default: float = _MISSING) -> float:
-        """A finite number."""
-        value = self._single(name, default)
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not math.isfinite(value)
-        ):
-            raise ModelError(f"{self._key(name)} is {value!r}, expected a finite number")
-        return float(value)
-
-    def text(self, name: str, default: str = _MISSING) -> str:
-        """A string."""
-        value = self._get(name, default)
-        if not isinstance(value, str):
-            raise ModelError(f"{self._key(name)} is {value!r}, expected a string")
-        return value
-
-    def array(self, name: str) -> np.ndarray | None:
-        """An array of numbers or booleans, or None where the key is absent or a single value."""
-        value = self._get(name, None)
-        return value if isinstance(value, np.ndarray) else None
-
-    def _key(self, name: str) -> str:
-        return f"{self.arch}.{name}"
-
-    def _get(self, name: str, default: Any) -> Any:
-        value = self.metadata.get(self._key(name), default)
-        if value is _MISSING:
-            raise ModelError(
-                f"the file has no key {self._key(name)}, which this architecture needs"
-            )
-        return value
-
-    def _single(self, name: str, default: Any) -> Any:
-        value = self._get(name, default)
-        if not isinstance(value, np.ndarray):
-            return value
-        distinct = np.unique(value)
-        if len(distinct) != 1:
-            raise ModelError(
-                f"{self._key(name)} differs from layer to layer ({value[:4].tolist()}...), "
-                "which is not supported: expected one value for all layers"
-            )
-        return distinct[0].item()

@@ -8,7 +8,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from minfer_jax.model import kv_state as kv
-from minfer_jax.model.block import block
+from minfer_jax.model.block import Place, mix, store
 from minfer_jax.model.config import LayerSpec, ModelConfig
 from minfer_jax.model.kv_state import KVState
 from minfer_jax.model.layers import linear, rms_norm
@@ -37,7 +37,8 @@ def forward(
     Args:
         params: weights.
         token_ids: int32, each in [0, V).
-        positions: int32, each in [0, n_ctx) or -1; within a sequence increasing, padding last.
+        positions: int32, each in [0, n_ctx) or -1; consecutive within a sequence,
+            padding last.
         kv_state: what earlier calls wrote. Donate it under jit.
         cfg: static.
         n_out: static; logits are wanted for this many rows, counted back from each sequence's last
@@ -63,7 +64,7 @@ def forward(
         raise ValueError(
             f"T={t} tokens do not fit the KV state of {n_ctx} slots; split them or raise n_ctx"
         )
-    if ring and ring < n_ctx and t > ring - cfg.window:
+    if cfg.window and ring < n_ctx and t > ring - cfg.window:
         raise ValueError(
             f"T={t} tokens would overwrite keys that sliding layers still need; give at most "
             f"{ring - cfg.window} at a time, or make the KV state with chunk={t}"
@@ -73,46 +74,57 @@ def forward(
         kv.write_positions(h, positions, s) for h, s in zip(kv_state.positions, slots, strict=True)
     ]
 
-    def run(
-        carry: _Carry, spec: LayerSpec, stack: LayerParams, index: Index, layer: Index, rows=None
-    ):
-        """Run block `index` of a stack, whose cache is `layer` of its kind, on (x, k, v)."""
-        x, k, v = carry
+    def place(spec: LayerSpec, layer: Index) -> Place:
         kind = kv.kind(spec)
-        x, k_cache, v_cache = block(
-            x,
-            pick(stack, index),
-            k[kind],
-            v[kind],
+        return Place(
+            spec=spec,
             layer=jnp.int32(layer),
             positions=positions,
             slots=slots[kind],
             held=held[kind],
-            rows=rows,
             freq=None if spec.rope is None else params.rope[spec.rope],
-            spec=spec,
-            cfg=cfg,
         )
-        return x, _replace(k, kind, k_cache), _replace(v, kind, v_cache)
+
+    def half(carry: _Carry, spec: LayerSpec, p: LayerParams, layer: Index) -> tuple[Array, _Carry]:
+        """The queries of a block, and the carry with its keys and values stored."""
+        x, k, v = carry
+        kind = kv.kind(spec)
+        q, k_cache, v_cache = store(x, p, k[kind], v[kind], place(spec, layer), cfg)
+        return q, (x, _replace(k, kind, k_cache), _replace(v, kind, v_cache))
+
+    def run(
+        carry: _Carry,
+        spec: LayerSpec,
+        p: LayerParams,
+        layer: Index,
+        rows: Int[Array, "B R"] | None = None,
+    ) -> _Carry:
+        """The carry after a whole block, whose cache is number `layer` of its kind."""
+        q, (x, k, v) = half(carry, spec, p, layer)
+        kind = kv.kind(spec)
+        x = mix(x, q, p, k[kind], v[kind], place(spec, layer), cfg, rows)
+        return x, k, v
 
     x = xla.rows(params.token_embd, token_ids.reshape(-1)).reshape(*token_ids.shape, cfg.n_embd)
     carry = (x * jnp.float32(cfg.embedding_scale), kv_state.k, kv_state.v)
     if n_out == t:
-        x, k, v = _layers(carry, params, cfg, cfg.n_layer, run, unroll=unroll)
+        carry = _layers(carry, params, cfg, cfg.n_layer, run, unroll=unroll)
     else:
         carry = _layers(carry, params, cfg, cfg.n_layer - 1, run, unroll=unroll)
         group, index = params.order[-1]
-        in_kind, rows = _in_kind(cfg)[-1], _last_rows(positions, n_out)
-        x, k, v = run(carry, cfg.layers[-1], params.groups[group], index, in_kind, rows)
-    state = KVState(k=k, v=v, positions=(held[0], held[1]))
-    if n_out == 0:
-        return jnp.zeros((token_ids.shape[0], 0, cfg.n_vocab), jnp.float32), state
+        last = (cfg.layers[-1], pick(params.groups[group], index), _in_kind(cfg)[-1])
+        if n_out == 0:
+            _, (_, k, v) = half(carry, *last)
+            logits = jnp.zeros((token_ids.shape[0], 0, cfg.n_vocab), jnp.float32)
+            return logits, KVState(k=k, v=v, positions=(held[0], held[1]))
+        carry = run(carry, *last, _last_rows(positions, n_out))
 
+    x, k, v = carry
     x = rms_norm(x, params.output_norm, cfg.norm_eps)
     logits = linear(x, params.output, jnp.dtype(cfg.dtype))
     if cfg.final_softcap:
         logits = cfg.final_softcap * jnp.tanh(logits / cfg.final_softcap)
-    return logits, state
+    return logits, KVState(k=k, v=v, positions=(held[0], held[1]))
 
 
 def _layers(
@@ -134,7 +146,7 @@ def _layers(
     order, in_kind = params.order[:count], _in_kind(cfg)[:count]
     if unroll:
         for (group, index), layer in zip(order, in_kind, strict=True):
-            carry = run(carry, specs[group], params.groups[group], index, layer)
+            carry = run(carry, specs[group], pick(params.groups[group], index), layer)
         return carry
     if not order:
         return carry
@@ -147,7 +159,7 @@ def _layers(
 
             def one(_: Array, carry: _Carry, group: int = group) -> _Carry:
                 x, stack = lax.optimization_barrier((carry[0], params.groups[group]))
-                return run((x, *carry[1:]), specs[group], stack, index, layer)
+                return run((x, *carry[1:]), specs[group], pick(stack, index), layer)
 
             turns = (group_of_i == group).astype(jnp.int32)
             carry = lax.fori_loop(0, turns, one, carry)

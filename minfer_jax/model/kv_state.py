@@ -6,14 +6,15 @@ Position p lies in slot p % S of either. A slot holds position -1 until it is wr
     S = 6, after positions 0..7:   slot       0  1  2  3  4  5
                                    position   6  7  2  3  4  5
 
-One mask serves both kinds: a query at position qp sees slot s iff 0 <= pos[s] <= qp and qp - pos[s]
-    < window.
-A chunk of T tokens is written before it attends. That is safe in a ring as long as T <= S - window:
-the row that position p overwrites held p - S, which is out of reach of every query of the chunk.
+One mask serves both kinds. A query at position qp sees slot s iff
+
+    0 <= pos[s] <= qp  and  qp - pos[s] < window
+
+A chunk of T consecutive positions is written before it attends. That is safe in a ring as long as
+T <= S - window: the row that position p overwrites held p - S, out of reach of the whole chunk.
 """
 
 from dataclasses import dataclass
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,7 @@ from minfer_jax.model.config import LayerSpec, ModelConfig
 FULL, SLIDING = 0, 1
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["k", "v", "positions"], meta_fields=[])
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class KVState:
     """Keys and values of a batch of sequences. Tuples have an entry for FULL and one for SLIDING.
@@ -38,11 +39,6 @@ class KVState:
     k: tuple[Array, Array]
     v: tuple[Array, Array]
     positions: tuple[Array, Array]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all arrays."""
-        return sum(a.nbytes for a in jax.tree.leaves(self))
 
 
 def init(cfg: ModelConfig, n_ctx: int, *, batch: int = 1, chunk: int = 512) -> KVState:

@@ -16,21 +16,25 @@ ACTIVATIONS = {
 def rms_norm(x: Float[Array, "... D"], weight: Float[Array, " D"], eps: float) -> Array:
     """x / sqrt(mean(x^2) + eps) * weight, in float32 (Zhang & Sennrich 2019)."""
     scale = jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + jnp.float32(eps))
-    return x * scale * jnp.expand_dims(weight, tuple(range(x.ndim - 1)))
+    return x * scale * _last_axis(weight, x.ndim)
 
 
 def linear(x: Float[Array, "... K"], p: Linear, dtype: jnp.dtype) -> Float[Array, "... N"]:
     """x W^T * scale + bias, in float32; `dtype` as in qmatmul."""
     y = qmatmul(x, p.weight, dtype)
-    lead = tuple(range(y.ndim - 1))
     if p.scale is not None:
-        y = y * jnp.expand_dims(p.scale, lead)
-    return y if p.bias is None else y + jnp.expand_dims(p.bias, lead)
+        y = y * _last_axis(p.scale, y.ndim)
+    return y if p.bias is None else y + _last_axis(p.bias, y.ndim)
 
 
-def stacked(x: Float[Array, "... K"], group: tuple[Linear, ...], dtype: jnp.dtype) -> Array:
-    """The outputs of several products of one x, side by side."""
-    outputs = [linear(x, p, dtype) for p in group]
+def _last_axis(vector: Float[Array, " D"], ndim: int) -> Array:
+    """[D] -> [1, ..., D]: what broadcasts is said, not implied."""
+    return jnp.expand_dims(vector, tuple(range(ndim - 1)))
+
+
+def side_by_side(x: Float[Array, "... K"], maps: tuple[Linear, ...], dtype: jnp.dtype) -> Array:
+    """The outputs of several maps of one x, concatenated."""
+    outputs = [linear(x, p, dtype) for p in maps]
     return outputs[0] if len(outputs) == 1 else jnp.concatenate(outputs, axis=-1)
 
 
@@ -43,5 +47,5 @@ def gated_mlp(
     dtype: jnp.dtype,
 ) -> Float[Array, "... D"]:
     """down(act(gate x) * (up x)) (Shazeer 2020)."""
-    gate, up = jnp.split(stacked(x, gate_up, dtype), 2, axis=-1)
+    gate, up = jnp.split(side_by_side(x, gate_up, dtype), 2, axis=-1)
     return linear(ACTIVATIONS[activation](gate) * up, down, dtype)

@@ -2,31 +2,26 @@
 
 Tensors become Linear and norm arrays by ggml's names; every missing or mis-shaped one is reported
 at once. Weights are packed as they are read, and the file's pages are given back, so that the peak
-is one copy of the file plus the largest tensor.
+is one copy of the file plus the largest plane of a stack.
 """
 
 import dataclasses
 import logging
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
-import gguf as gguf_py
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
 from minfer_jax import memory
-from minfer_jax.gguf import GGUFFile, TensorInfo
-from minfer_jax.gguf_types import GGML_TYPES
+from minfer_jax.gguf import GGUFFile
 from minfer_jax.model import precision as precisions
 from minfer_jax.model import registry, rope
 from minfer_jax.model.archs.base import Arch, read_config
-from minfer_jax.model.config import Keys, ModelConfig, ModelError
+from minfer_jax.model.config import ModelConfig, ModelError
+from minfer_jax.model.keys import Keys
 from minfer_jax.model.params import LayerParams, Linear, Params
-from minfer_jax.quant import qtensor
-from minfer_jax.quant.formats import FORMATS
-from minfer_jax.quant.qtensor import QTensor
+from minfer_jax.model.tensors import Tensors
 
 log = logging.getLogger("minfer_jax")
 
@@ -36,7 +31,6 @@ UNUSED_SUFFIXES = (".input_scale",)
 UNUSED = frozenset({"cls.output.weight", "cls.output.bias"})
 QKV = ("attn_q", "attn_k", "attn_v")
 EXTRAS = ("scale", "bias")
-F32 = 0
 
 
 def load_model(
@@ -50,7 +44,7 @@ def load_model(
     Args:
         file: an open GGUF file.
         precision: "highest" or "default".
-        on_bytes: called with the size of each tensor once it is loaded, for a progress bar.
+        on_bytes: called with the size of each weight once it is read, for a progress bar.
 
     Raises:
         ModelError: the architecture is not supported, or keys or tensors are missing, mis-shaped or
@@ -59,7 +53,7 @@ def load_model(
     """
     cfg = read_model_config(file, precision)
     try:
-        params = _load_params(_Tensors(file, on_bytes), cfg, registry.find(cfg.arch))
+        params = _load_params(Tensors(file, on_bytes), cfg, registry.find(cfg.arch))
     except ModelError as e:
         raise ModelError(f"{file.path}: {e}") from None
     memory.trim()
@@ -85,96 +79,7 @@ def _n_vocab(file: GGUFFile) -> int:
     return info.shape[0]
 
 
-@dataclass
-class _Tensors:
-    """Hands out tensors by name, checks shapes, and remembers problems and what was used."""
-
-    file: GGUFFile
-    on_bytes: Callable[[int], None]
-    problems: list[str] = field(default_factory=list)
-    used: set[str] = field(default_factory=set)
-    expanded: dict[str, int] = field(default_factory=dict)  # type name -> bytes beyond the file's
-
-    def __post_init__(self) -> None:
-        self.by_layer: dict[str, list[tuple[str, TensorInfo]]] = {}
-        for name, info in self.file.tensors.items():
-            if name.startswith("blk."):
-                prefix = ".".join(name.split(".")[:2]) + "."
-                self.by_layer.setdefault(prefix, []).append((name, info))
-
-    def has(self, name: str) -> bool:
-        return name in self.file.tensors
-
-    def check(self, name: str, shape: tuple[int, ...]) -> None:
-        """Note a problem unless the tensor is there with this shape and a type that can be read."""
-        self.used.add(name)
-        info = self.file.tensors.get(name)
-        if info is None:
-            self.problems.append(f"{name} is missing")
-        elif info.shape != shape:
-            self.problems.append(f"{name} has shape {list(info.shape)}, expected {list(shape)}")
-        elif info.ggml_type not in FORMATS and not _can_expand(info.ggml_type):
-            kind = GGML_TYPES[info.ggml_type].name
-            known = ", ".join(sorted(f.name for f in FORMATS.values()))
-            self.problems.append(f"{name} has type {kind}, which cannot be read; packed: {known}")
-
-    def kind(self, name: str) -> tuple[int, bool, bool]:
-        """What maps that share a stack have in common: their type, and which extras they have."""
-        return (
-            self.file.tensors[f"{name}.weight"].ggml_type,
-            self.has(f"{name}.scale"),
-            self.has(f"{name}.bias"),
-        )
-
-    def vector(self, name: str) -> np.ndarray:
-        """A small tensor as float32."""
-        return self._expand(name).reshape(self.file.tensors[name].shape)
-
-    def weights(self, names: Sequence[Sequence[str]], *, stacked: bool = True) -> QTensor:
-        """Tensors of one type: the outer sequence stacks layers, the inner one rows."""
-        flat = [name for parts in names for name in parts]
-        ggml_type = self.file.tensors[flat[0]].ggml_type
-        if ggml_type in FORMATS:
-            raws = [[self.file.raw(name) for name in parts] for parts in names]
-        else:
-            raws = [[self._expand(name).view(np.uint8) for name in parts] for parts in names]
-            infos = [self.file.tensors[name] for name in flat]
-            extra = sum(4 * math.prod(info.shape) - info.nbytes for info in infos)
-            kind = GGML_TYPES[ggml_type].name
-            self.expanded[kind] = self.expanded.get(kind, 0) + extra
-            ggml_type = F32
-        if stacked:
-            packed = qtensor.stack_blocks(raws, ggml_type, done=self._done(flat))
-        else:
-            packed = qtensor.from_blocks(raws[0][0], ggml_type)
-            self._done(flat)()
-        return packed
-
-    def _done(self, names: Sequence[str]) -> Callable[[], None]:
-        """To be called after each tensor was copied: gives its pages back, reports its size."""
-        rest = iter(names)
-
-        def done() -> None:
-            name = next(rest)
-            self.file.release(name)
-            self.on_bytes(self.file.tensors[name].nbytes)
-
-        return done
-
-    def _expand(self, name: str) -> np.ndarray:
-        kind = gguf_py.GGMLQuantizationType(self.file.tensors[name].ggml_type)
-        values = gguf_py.quants.dequantize(self.file.raw(name), kind)
-        return np.ascontiguousarray(values, np.float32)
-
-
-def _can_expand(ggml_type: int) -> bool:
-    """Whether gguf-py can decode a type."""
-    return ggml_type in gguf_py.GGMLQuantizationType.__members__.values() and (
-        gguf_py.GGMLQuantizationType(ggml_type) in gguf_py.quants._type_traits  # pyright: ignore
-    )
-
-
-def _load_params(t: _Tensors, cfg: ModelConfig, arch: Arch) -> Params:
+def _load_params(t: Tensors, cfg: ModelConfig, arch: Arch) -> Params:
     tied = not t.has("output.weight")
     pairs = cfg.ropes[0].dims // 2
 
@@ -217,10 +122,13 @@ def _load_params(t: _Tensors, cfg: ModelConfig, arch: Arch) -> Params:
     return params
 
 
-def _check_layer(t: _Tensors, prefix: str, cfg: ModelConfig, arch: Arch) -> None:
+def _check_layer(t: Tensors, prefix: str, cfg: ModelConfig, arch: Arch) -> None:
     q, kv = cfg.n_head * cfg.head_dim, cfg.n_head_kv * cfg.head_dim
     if t.has(f"{prefix}attn_qkv.weight"):
         _check_linear(t, f"{prefix}attn_qkv", q + 2 * kv, cfg.n_embd)
+        for name, width in zip(QKV, (q, kv, kv), strict=True):
+            if t.has(f"{prefix}{name}.bias"):
+                t.check(f"{prefix}{name}.bias", (width,))
     else:
         for name, width in zip(QKV, (q, kv, kv), strict=True):
             _check_linear(t, f"{prefix}{name}", width, cfg.n_embd)
@@ -233,18 +141,18 @@ def _check_layer(t: _Tensors, prefix: str, cfg: ModelConfig, arch: Arch) -> None
         t.check(f"{prefix}{norm}.weight", (cfg.head_dim if per_head else cfg.n_embd,))
 
 
-def _check_linear(t: _Tensors, name: str, n: int, k: int) -> None:
+def _check_linear(t: Tensors, name: str, n: int, k: int) -> None:
     t.check(f"{name}.weight", (n, k))
     _check_extras(t, name, n)
 
 
-def _check_extras(t: _Tensors, name: str, n: int) -> None:
+def _check_extras(t: Tensors, name: str, n: int) -> None:
     for extra, shape in (("bias", (n,)), ("scale", (1,))):
         if t.has(f"{name}.{extra}"):
             t.check(f"{name}.{extra}", shape)
 
 
-def _groups(t: _Tensors, cfg: ModelConfig) -> list[list[int]]:
+def _groups(t: Tensors, cfg: ModelConfig) -> list[list[int]]:
     """Layers that are alike, in the order in which the first of each group appears."""
     groups: dict[object, list[int]] = {}
     for i, spec in enumerate(cfg.layers):
@@ -264,7 +172,7 @@ def _order(groups: list[list[int]]) -> tuple[tuple[int, int], ...]:
     return tuple(places[i] for i in range(len(places)))
 
 
-def _load_group(t: _Tensors, layers: list[int], arch: Arch) -> LayerParams:
+def _load_group(t: Tensors, layers: list[int], arch: Arch) -> LayerParams:
     def norm(name: str) -> Array:
         return jnp.asarray(np.stack([t.vector(f"blk.{i}.{name}.weight") for i in layers]))
 
@@ -277,7 +185,7 @@ def _load_group(t: _Tensors, layers: list[int], arch: Arch) -> LayerParams:
     fused = t.has(f"blk.{layers[0]}.attn_qkv.weight")
     return LayerParams(
         attn_norm=norm("attn_norm"),
-        qkv=linears("attn_qkv") if fused else linears(*QKV),
+        qkv=_fused_qkv(t, layers) if fused else linears(*QKV),
         q_norm=norm_if("attn_q_norm"),
         k_norm=norm_if("attn_k_norm"),
         attn_output=linears("attn_output")[0],
@@ -289,7 +197,17 @@ def _load_group(t: _Tensors, layers: list[int], arch: Arch) -> LayerParams:
     )
 
 
-def _linears(t: _Tensors, names: list[list[str]], scale_bias: bool) -> tuple[Linear, ...]:
+def _fused_qkv(t: Tensors, layers: list[int]) -> tuple[Linear, ...]:
+    """q, k and v in one tensor; old files keep the three biases apart (create_tensor_qkv)."""
+    (fused,) = _linears(t, [[f"blk.{i}.attn_qkv"] for i in layers], scale_bias=False)
+    if fused.bias is None and t.has(f"blk.{layers[0]}.attn_q.bias"):
+        rows = [[t.vector(f"blk.{i}.{name}.bias") for name in QKV] for i in layers]
+        bias = jnp.asarray(np.stack([np.concatenate(row) for row in rows]))
+        fused = dataclasses.replace(fused, bias=bias)
+    return (fused,)
+
+
+def _linears(t: Tensors, names: list[list[str]], scale_bias: bool) -> tuple[Linear, ...]:
     """Linear maps of one input, for every layer of a group.
 
     Args:
@@ -333,7 +251,7 @@ def _linears(t: _Tensors, names: list[list[str]], scale_bias: bool) -> tuple[Lin
     )
 
 
-def _warn_of_unused(t: _Tensors) -> None:
+def _warn_of_unused(t: Tensors) -> None:
     unused = [
         name
         for name in t.file.tensors

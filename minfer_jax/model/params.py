@@ -1,7 +1,6 @@
 """The weights of a model as pytrees: frozen, replaced and never changed."""
 
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 
 import jax
 from jaxtyping import Array
@@ -9,7 +8,7 @@ from jaxtyping import Array
 from minfer_jax.quant.qtensor import QTensor
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["weight", "scale", "bias"], meta_fields=[])
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class Linear:
     """weight [N, K]; optional scale [1] or [N], applied before the optional bias [N]."""
@@ -19,31 +18,15 @@ class Linear:
     bias: Array | None = None
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=[
-        "attn_norm",
-        "qkv",
-        "q_norm",
-        "k_norm",
-        "attn_output",
-        "post_attn_norm",
-        "ffn_norm",
-        "gate_up",
-        "ffn_down",
-        "post_ffn_norm",
-    ],
-    meta_fields=[],
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class LayerParams:
     """One block, or a stack of blocks of one kind: every array then has a leading axis.
 
     Norms are float32 [D] ([H] for q_norm and k_norm); None where the model has none.
 
-    `qkv` and `gate_up` are one Linear where their formats allow to stack them along N, else
-        several: the
-    concatenation of their outputs is q | k | v and gate | up.
+    `qkv` and `gate_up` are one Linear where the maps are of one format, else several; side by side
+    their outputs are q | k | v and gate | up.
     """
 
     attn_norm: Array
@@ -58,11 +41,7 @@ class LayerParams:
     post_ffn_norm: Array | None
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["token_embd", "groups", "output_norm", "output", "rope"],
-    meta_fields=["order"],
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class Params:
     """All weights.
@@ -89,17 +68,12 @@ class Params:
     output_norm: Array
     output: Linear
     rope: tuple[Array, ...]
-    order: tuple[tuple[int, int], ...]
+    order: tuple[tuple[int, int], ...] = field(metadata={"static": True})
 
     @property
     def nbytes(self) -> int:
         """Bytes of all weights; a tied output counts once."""
         return sum({id(a): a.nbytes for a in jax.tree.leaves(self)}.values())
-
-    def layer(self, i: int) -> LayerParams:
-        """The weights of layer i, out of their stack."""
-        group, index = self.order[i]
-        return pick(self.groups[group], index)
 
 
 def pick(stack: LayerParams, index: int | Array) -> LayerParams:

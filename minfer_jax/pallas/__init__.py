@@ -1,1 +1,1 @@
-"""Pallas kernels for CUDA: one file a kernel, each beside its plain XLA twin."""
+"""Pallas kernels for CUDA; none yet."""

@@ -7,9 +7,8 @@ from jaxtyping import Array, Float
 from minfer_jax.quant import xla
 from minfer_jax.quant.qtensor import QTensor
 
-MATVEC_ROWS = (
-    4  # up to this many rows of x, reading packed words beats dequantising the weight first
-)
+# Up to this many rows of x, reading packed words beats dequantising the weight first.
+MATVEC_ROWS = 4
 
 
 def qmatmul(x: Float[Array, "... K"], w: QTensor, dtype: jnp.dtype) -> Float[Array, "... N"]:

@@ -3,8 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
@@ -13,33 +12,31 @@ from jaxtyping import Array
 
 from minfer_jax.quant.formats import FORMATS, Format, HostPlanes
 
-_CHUNK_BYTES = (
-    4 << 20
-)  # rows are unpacked and transposed in pieces of about this size: they stay in cache
+# Rows are unpacked and transposed in pieces of about this size: they stay in cache.
+_CHUNK_BYTES = 4 << 20
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["bits", "scale", "sub", "low", "sublow", "dense", "layer"],
-    meta_fields=["fmt", "shape"],
-)
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class QTensor:
     """A weight of N rows (outputs) and K columns (contraction), packed; or a stack of them.
 
     What the planes hold, and the formula of a weight, is at the head of `quant/formats/base.py`.
     The following holds:
-        shape == (N, K), K % fmt.block == 0 bits[i].shape == (K * fmt.widths[i] // 32, N), uint32
-        scale.shape, low.shape == (K // fmt.super_block, N); sub.shape, sublow.shape == (K //
-        fmt.group, N) dense.shape == (K, N), and every other plane is absent, where fmt has no
-        widths
+
+        shape == (N, K), and K % fmt.block == 0
+        bits[i].shape == (K * fmt.widths[i] // 32, N), uint32
+        scale.shape == low.shape == (K // fmt.super_block, N)
+        sub.shape == sublow.shape == (K // fmt.group, N)
+        dense.shape == (K, N), and every other plane is absent, if fmt has no widths
+
     A stack has a leading axis on every plane, and the shape of one weight; `layer` says which of
     them is meant. It stays an index until the product reads the planes, so that no weight is ever
     copied out of its stack.
     """
 
-    fmt: Format
-    shape: tuple[int, int]
+    fmt: Format = field(metadata={"static": True})
+    shape: tuple[int, int] = field(metadata={"static": True})
     bits: tuple[Array, ...] = ()
     scale: Array | None = None
     sub: Array | None = None
@@ -62,11 +59,6 @@ class QTensor:
     def unit(self) -> int:
         """Columns that a product handles at a time: 32, or a divisor for plain floats of odd K."""
         return 32 if self.fmt.widths else math.gcd(self.shape[1], 32)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all planes."""
-        return sum(plane.nbytes for plane in jax.tree.leaves(self))
 
 
 _PLANES = tuple(f.name for f in dataclasses.fields(HostPlanes))

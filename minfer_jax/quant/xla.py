@@ -1,8 +1,7 @@
 """The quantised product in plain XLA: runs everywhere, and is the reference for the kernels.
 
-Two forms. `dequantize` followed by XLA's own dot pays once for many rows of x (prefill). `matvec`
-never
-writes a dequantised weight: for a few rows of x (decode) it reads the packed words once.
+Two forms. `dequantize`, followed by XLA's own dot, pays once for many rows of x (prefill). `matvec`
+never writes a dequantised weight: for a few rows of x (decode) it reads the packed words once.
 
 In this file M is rows of x, K contraction, N outputs, U = K / unit.
 """
@@ -53,14 +52,13 @@ def _level(w: QTensor, base: Array, fine: Array | None) -> Float[Array, "groups 
 def matvec(x: Float[Array, "M K"], w: QTensor) -> Float[Array, "M N"]:
     """x times the weight, for a few rows of x, in float32, from the packed words.
 
-    With s the scale of a group, z the zero, m its minimum:  sum (s (q - z) + m) x = s sum q x + (m
-        - s z) sum x.
+    With s the scale of a group, m its minimum and z the format's zero,
+
+        sum (s (q - z) + m) x  =  s sum q x  +  (m - s z) sum x
 
     The terms of a unit of 32 columns are written out, so that XLA makes one elementwise loop over N
-    of them:
-    an XLA reduction would be a scalar loop per output. A field is masked in place, not shifted
-        down: it is
-    2**shift too large, which a power of two on x's side takes back exactly.
+    of them: an XLA reduction would be a scalar loop per output. A field is masked in place, not
+    shifted down: it is 2**shift too large, which a power of two on x's side takes back exactly.
     """
     m, k = x.shape
     n, unit = w.shape[0], w.unit
@@ -117,8 +115,7 @@ def _column(w: QTensor, plane: Array, per_unit: int, i: int) -> Array:
     """Row i of every unit of a plane with `per_unit` rows a unit: [U, N].
 
     Sliced straight out of the stack, in one step: XLA would rather copy a layer's plane than fuse a
-        slice of a
-    slice that many terms share.
+    slice of a slice that many terms share.
     """
     rows = plane.reshape(*plane.shape[:-2], -1, per_unit, plane.shape[-1])
     if w.layer is None:

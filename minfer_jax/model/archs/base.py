@@ -5,7 +5,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from minfer_jax.model.config import Keys, LayerSpec, ModelConfig, ModelError
+from minfer_jax.model.config import LayerSpec, ModelConfig, ModelError
+from minfer_jax.model.keys import Keys
 from minfer_jax.model.rope import RopeSpec, Yarn
 
 
@@ -62,7 +63,7 @@ def read_config(arch: Arch, keys: Keys, n_vocab: int) -> ModelConfig:
         head_dim=head_dim,
         n_ctx_train=n_ctx_train,
         layers=(LayerSpec(),) * n_layer,
-        norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
+        norm_eps=keys.number("attention.layer_norm_rms_epsilon", minimum=0.0),
         ropes=(_rope(keys, head_dim, n_ctx_train),),
         rope_interleaved=arch.rope_interleaved,
         attention_scale=1.0 / math.sqrt(head_dim),
@@ -73,41 +74,46 @@ def read_config(arch: Arch, keys: Keys, n_vocab: int) -> ModelConfig:
 def _rope(keys: Keys, head_dim: int, n_ctx_train: int) -> RopeSpec:
     """RoPE of the full-attention layers.
 
-    As llama.cpp: a factor of 0 means no scaling; YaRN multiplies cosines and sines by the m-scale
-        of its
-    paper, 1 + 0.1 ln(factor), which `yarn_log_multiplier` replaces by a ratio of two such terms.
+    As llama.cpp: a factor of 0 means no scaling. YaRN multiplies cosines and sines by the m-scale
+    of its paper, 1 + 0.1 ln(factor); `yarn_log_multiplier` divides that by a second such term.
     """
     dims = keys.integer("rope.dimension_count", head_dim, minimum=2)
     if dims % 2 or dims > head_dim:
         raise ModelError(
             f"{keys.arch}.rope.dimension_count is {dims}, expected an even number up to {head_dim}"
         )
-    base = keys.number("rope.freq_base", 10000.0)
-    if base <= 0:
-        raise ModelError(f"{keys.arch}.rope.freq_base is {base}, expected a number above 0")
     kind = keys.text("rope.scaling.type", "linear")
     if kind not in ("none", "linear", "yarn"):
         raise ModelError(
             f"{keys.arch}.rope.scaling.type is {kind!r}, expected one of none, linear, yarn"
         )
-    factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 0.0))
-    factor = 1.0 if factor == 0 or kind == "none" else factor
-    if factor < 0:
-        raise ModelError(f"{keys.arch}.rope.scaling.factor is {factor}, expected a number above 0")
-    magnitude = keys.number("rope.scaling.attn_factor", 1.0)
+    old = keys.number("rope.scale_linear", 0.0, minimum=0.0)
+    factor = keys.number("rope.scaling.factor", old, minimum=0.0)
+    factor = 1.0 if factor < 1e-6 or kind == "none" else factor
+    magnitude = keys.number("rope.scaling.attn_factor", 1.0, minimum=0.0, above=True)
     yarn = None
     if kind == "yarn":
         yarn = Yarn(
-            beta_fast=keys.number("rope.scaling.yarn_beta_fast", 32.0),
-            beta_slow=keys.number("rope.scaling.yarn_beta_slow", 1.0),
-            n_ctx_orig=keys.integer("rope.scaling.original_context_length", n_ctx_train, minimum=1),
+            beta_fast=keys.number("rope.scaling.yarn_beta_fast", 32.0, minimum=0.0, above=True),
+            beta_slow=keys.number("rope.scaling.yarn_beta_slow", 1.0, minimum=0.0, above=True),
+            n_ctx_orig=original_context(keys, n_ctx_train),
         )
-        multiplier = keys.number("rope.scaling.yarn_log_multiplier", 0.0)
+        multiplier = keys.number("rope.scaling.yarn_log_multiplier", 0.0, minimum=0.0)
         stretch = math.log(max(factor, 1.0))
-        magnitude *= 1.0 + 0.1 * stretch
-        if multiplier:
-            magnitude /= 1.0 + 0.1 * multiplier * stretch
-    return RopeSpec(base=base, dims=dims, freq_scale=1.0 / factor, yarn=yarn, magnitude=magnitude)
+        magnitude *= (1.0 + 0.1 * stretch) / (1.0 + 0.1 * multiplier * stretch)
+    return RopeSpec(
+        # YaRN divides by the logarithm of the base.
+        base=keys.number("rope.freq_base", 10000.0, minimum=1.0 if yarn else 0.0, above=True),
+        dims=dims,
+        freq_scale=1.0 / factor,
+        yarn=yarn,
+        magnitude=magnitude,
+    )
+
+
+def original_context(keys: Keys, n_ctx_train: int) -> int:
+    """The context that the model had before it was stretched; 0 in the file means n_ctx_train."""
+    return keys.integer("rope.scaling.original_context_length", 0) or n_ctx_train
 
 
 def without_rope_every(cfg: ModelConfig, step: int) -> ModelConfig:

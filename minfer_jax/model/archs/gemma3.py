@@ -4,7 +4,8 @@ import dataclasses
 import math
 
 from minfer_jax.model.archs.base import Arch, sliding_layers
-from minfer_jax.model.config import Keys, LayerSpec, ModelConfig
+from minfer_jax.model.config import LayerSpec, ModelConfig
+from minfer_jax.model.keys import Keys
 from minfer_jax.model.rope import RopeSpec
 
 N_LAYER_27B = 62  # the one size whose attention scale comes from the width, not from the head
@@ -23,7 +24,10 @@ def adapt(cfg: ModelConfig, keys: Keys) -> ModelConfig:
     window = keys.integer("attention.sliding_window", 0)
     if not window:
         return cfg
-    local = RopeSpec(base=keys.number("rope.freq_base_swa", 10000.0), dims=cfg.ropes[0].dims)
+    local = RopeSpec(
+        base=keys.number("rope.freq_base_swa", 10000.0, minimum=0.0, above=True),
+        dims=cfg.ropes[0].dims,
+    )
     return dataclasses.replace(
         cfg,
         window=window,

@@ -16,19 +16,22 @@ from minfer_jax.quant.formats import (
 from minfer_jax.quant.formats.base import Format, HostPlanes
 
 FORMATS: dict[int, Format] = {
-    0: floats.F32,
-    1: floats.F16,
-    2: q4_0.FORMAT,
-    3: q4_1.FORMAT,
-    6: q5_0.FORMAT,
-    7: q5_1.FORMAT,
-    8: q8_0.FORMAT,
-    10: q2_k.FORMAT,
-    11: q3_k.FORMAT,
-    12: q4_k.FORMAT,
-    13: q5_k.FORMAT,
-    14: q6_k.FORMAT,
-    30: floats.BF16,
+    fmt.ggml_type: fmt
+    for fmt in (
+        floats.F32,
+        floats.F16,
+        floats.BF16,
+        q4_0.FORMAT,
+        q4_1.FORMAT,
+        q5_0.FORMAT,
+        q5_1.FORMAT,
+        q8_0.FORMAT,
+        q2_k.FORMAT,
+        q3_k.FORMAT,
+        q4_k.FORMAT,
+        q5_k.FORMAT,
+        q6_k.FORMAT,
+    )
 }
 
 __all__ = ["FORMATS", "Format", "HostPlanes"]

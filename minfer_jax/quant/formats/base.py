@@ -13,18 +13,18 @@ so that one vector register holds one k of many rows and a product needs no hori
     q[k, n]      = bits[0] | bits[1] << widths[0] | ...          (0 .. 2**sum(widths) - 1)
     weight[k, n] = (scale * sub) * (q - zero) + (low * sublow)
 
-Every product above is exact in float32 (11 bits of scale, at most 7 of sub, at most 8 of q), so the
-only rounding is that of the last addition, as in the reference of gguf-py: results are equal bit
-for bit.
+Every product above is exact in float32 (11 bits of scale, at most 7 of sub, at most 8 of q). The
+only rounding is that of the last addition, as in gguf-py's reference: equal bit for bit.
 
-Formats of plain floats (F32, F16, BF16) have no integer planes: `bits` is empty and `dense` holds
-[K, N].
+Formats of plain floats (F32, F16, BF16) have no integer planes: `bits` is empty, `dense` is [K, N].
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+
+from minfer_jax.gguf_types import GGML_TYPES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +44,7 @@ class Format:
     """One GGUF type.
 
     Attributes:
-        name: ggml's name, such as "Q4_K".
         ggml_type: its number in the file.
-        block: weights in a block; K is a multiple of it.
-        block_bytes: bytes of a block in the file.
         widths: bits of each integer plane, lowest first; empty for plain floats.
         group: weights that share a scale.
         super_block: weights that share `scale` itself; `group` where there is one level of scales.
@@ -55,15 +52,27 @@ class Format:
         unpack: uint8 [rows, blocks, block_bytes] -> HostPlanes.
     """
 
-    name: str
     ggml_type: int
-    block: int
-    block_bytes: int
     widths: tuple[int, ...] = ()
     group: int = 32
     super_block: int = 32
     zero: int = 0
     unpack: Callable[[np.ndarray], HostPlanes]
+
+    @property
+    def name(self) -> str:
+        """ggml's name, such as "Q4_K"."""
+        return GGML_TYPES[self.ggml_type].name
+
+    @property
+    def block(self) -> int:
+        """Weights in a block; K is a multiple of it."""
+        return GGML_TYPES[self.ggml_type].block_size
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block in the file."""
+        return GGML_TYPES[self.ggml_type].block_bytes
 
 
 def repack(packed: np.ndarray, width: int) -> np.ndarray:

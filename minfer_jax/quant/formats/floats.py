@@ -14,8 +14,6 @@ def _unpack(dtype: np.dtype):
     return unpack
 
 
-F32 = Format(name="F32", ggml_type=0, block=1, block_bytes=4, unpack=_unpack(np.dtype("<f4")))
-F16 = Format(name="F16", ggml_type=1, block=1, block_bytes=2, unpack=_unpack(np.dtype("<f2")))
-BF16 = Format(
-    name="BF16", ggml_type=30, block=1, block_bytes=2, unpack=_unpack(np.dtype(ml_dtypes.bfloat16))
-)
+F32 = Format(ggml_type=0, unpack=_unpack(np.dtype("<f4")))
+F16 = Format(ggml_type=1, unpack=_unpack(np.dtype("<f2")))
+BF16 = Format(ggml_type=30, unpack=_unpack(np.dtype(ml_dtypes.bfloat16)))

@@ -1,7 +1,9 @@
 """Q2_K: 256 weights in 16 groups, 4-bit scales and minimums under two f16.
 
-block, 84 bytes:  [16 bytes: low nibble scale, high nibble minimum][64 bytes of 2-bit fields][d
-    f16][dmin f16]
+block, 84 bytes:
+
+    [16 bytes: low nibble scale, high nibble minimum][64 bytes of 2-bit fields][d f16][dmin f16]
+
 fields: two halves of 32 bytes; field s of byte j in half h is weight 128 h + 32 s + j
 weight = d * scale * q - dmin * minimum
 """
@@ -24,10 +26,7 @@ def unpack(blocks: np.ndarray) -> HostPlanes:
 
 
 FORMAT = Format(
-    name="Q2_K",
     ggml_type=10,
-    block=256,
-    block_bytes=84,
     widths=(2,),
     group=16,
     super_block=256,

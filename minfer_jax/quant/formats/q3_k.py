@@ -1,11 +1,13 @@
 """Q3_K: 256 weights in 16 groups, signed 6-bit scales under one f16.
 
-block, 110 bytes:  [32 bytes of high bits][64 bytes of 2-bit fields][12 bytes of scales][d f16]
+block, 110 bytes:
+
+    [32 bytes of high bits][64 bytes of 2-bit fields][12 bytes of scales][d f16]
+
 high bits: bit s of byte j is the third bit of weight 32 s + j
 fields: two halves of 32 bytes; field s of byte j in half h is weight 128 h + 32 s + j
-scales: low 4 bits of scales 0-7 and 8-15 in the nibbles of bytes 0-7; their two high bits in bytes
-    8-11,
-        field s of byte j for scale 4 s + j
+scales: nibbles of bytes 0-7 hold the low 4 bits of scales 0-7 and 8-15; field s of byte 8 + j holds
+        the two high bits of scale 4 s + j
 weight = d * (scale - 32) * (q - 4)
 """
 
@@ -29,10 +31,7 @@ def unpack(blocks: np.ndarray) -> HostPlanes:
 
 
 FORMAT = Format(
-    name="Q3_K",
     ggml_type=11,
-    block=256,
-    block_bytes=110,
     widths=(2, 1),
     group=16,
     super_block=256,

@@ -14,6 +14,4 @@ def unpack(blocks: np.ndarray) -> HostPlanes:
     return HostPlanes(bits=(as_words(repack(blocks[..., 2:], 4)),), scale=as_f16(blocks[..., :2]))
 
 
-FORMAT = Format(
-    name="Q4_0", ggml_type=2, block=32, block_bytes=18, widths=(4,), zero=8, unpack=unpack
-)
+FORMAT = Format(ggml_type=2, widths=(4,), zero=8, unpack=unpack)

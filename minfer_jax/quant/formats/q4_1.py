@@ -18,4 +18,4 @@ def unpack(blocks: np.ndarray) -> HostPlanes:
     )
 
 
-FORMAT = Format(name="Q4_1", ggml_type=3, block=32, block_bytes=20, widths=(4,), unpack=unpack)
+FORMAT = Format(ggml_type=3, widths=(4,), unpack=unpack)

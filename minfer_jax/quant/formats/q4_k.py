@@ -1,9 +1,10 @@
 """Q4_K: 256 weights in 8 groups, 6-bit scales and minimums under two f16.
 
-block, 144 bytes:  [d f16][dmin f16][12 bytes: 8 x (6-bit scale, 6-bit minimum)][128 bytes of
-    nibbles]
-nibbles: four runs of 32 bytes; in run r low nibbles are weights 64 r + 0-31, high nibbles 64 r +
-    32-63
+block, 144 bytes:
+
+    [d f16][dmin f16][12 bytes: 8 x (6-bit scale, 6-bit minimum)][128 bytes of nibbles]
+
+nibbles: four runs of 32 bytes; low nibbles of run r are weights 64 r + 0-31, high ones 64 r + 32-63
 weight = d * scale * q - dmin * minimum
 """
 
@@ -26,10 +27,7 @@ def unpack(blocks: np.ndarray) -> HostPlanes:
 
 
 FORMAT = Format(
-    name="Q4_K",
     ggml_type=12,
-    block=256,
-    block_bytes=144,
     widths=(4,),
     super_block=256,
     unpack=unpack,

@@ -1,7 +1,9 @@
 """Q5_0: 32 weights, one scale, integers centred on 16.
 
-block, 22 bytes:  [d f16][qh u32: bit i is the fifth bit of weight i][16 bytes of nibbles as in
-    Q4_0]
+block, 22 bytes:
+
+    [d f16][qh u32: bit i is the fifth bit of weight i][16 bytes of nibbles as in Q4_0]
+
 weight = d * (q - 16)
 """
 
@@ -18,6 +20,4 @@ def unpack(blocks: np.ndarray) -> HostPlanes:
     )
 
 
-FORMAT = Format(
-    name="Q5_0", ggml_type=6, block=32, block_bytes=22, widths=(4, 1), zero=16, unpack=unpack
-)
+FORMAT = Format(ggml_type=6, widths=(4, 1), zero=16, unpack=unpack)

@@ -1,7 +1,9 @@
 """Q5_1: 32 weights, one scale and one minimum.
 
-block, 24 bytes:  [d f16][m f16][qh u32: bit i is the fifth bit of weight i][16 bytes of nibbles as
-    in Q4_0]
+block, 24 bytes:
+
+    [d f16][m f16][qh u32: bit i is the fifth bit of weight i][16 bytes of nibbles as in Q4_0]
+
 weight = d * q + m
 """
 
@@ -19,4 +21,4 @@ def unpack(blocks: np.ndarray) -> HostPlanes:
     )
 
 
-FORMAT = Format(name="Q5_1", ggml_type=7, block=32, block_bytes=24, widths=(4, 1), unpack=unpack)
+FORMAT = Format(ggml_type=7, widths=(4, 1), unpack=unpack)

@@ -1,8 +1,11 @@
 """Q5_K: Q4_K with a fifth bit.
 
-block, 176 bytes:  [d f16][dmin f16][12 bytes of scales as in Q4_K][32 bytes of high bits][128 bytes
-    of nibbles as in Q4_K]
+block, 176 bytes:
+
+    [d f16][dmin f16][12 bytes of scales as in Q4_K][32 bytes of high bits][128 bytes of nibbles]
+
 high bits: bit s of byte j is the fifth bit of weight 32 s + j
+nibbles: as in Q4_K
 weight = d * scale * q - dmin * minimum
 """
 
@@ -25,10 +28,7 @@ def unpack(blocks: np.ndarray) -> HostPlanes:
 
 
 FORMAT = Format(
-    name="Q5_K",
     ggml_type=13,
-    block=256,
-    block_bytes=176,
     widths=(4, 1),
     super_block=256,
     unpack=unpack,

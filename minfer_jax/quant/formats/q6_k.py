@@ -1,8 +1,10 @@
 """Q6_K: 256 weights in 16 groups, signed 8-bit scales under one f16, integers centred on 32.
 
-block, 210 bytes:  [128 bytes: low 4 bits][64 bytes: high 2 bits][16 signed scales][d f16]
-low bits: two halves of 64 bytes; in half h low nibbles are weights 128 h + 0-63, high nibbles 128 h
-    + 64-127
+block, 210 bytes:
+
+    [128 bytes: low 4 bits][64 bytes: high 2 bits][16 signed scales][d f16]
+
+low bits: two halves of 64 bytes; in half h low nibbles are weights 128 h + 0-63, high ones + 64-127
 high bits: two halves of 32 bytes; field s of byte j in half h belongs to weight 128 h + 32 s + j
 weight = d * scale * (q - 32)
 """
@@ -25,10 +27,7 @@ def unpack(blocks: np.ndarray) -> HostPlanes:
 
 
 FORMAT = Format(
-    name="Q6_K",
     ggml_type=14,
-    block=256,
-    block_bytes=210,
     widths=(4, 2),
     group=16,
     super_block=256,

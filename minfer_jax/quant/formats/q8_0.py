@@ -18,6 +18,4 @@ def unpack(blocks: np.ndarray) -> HostPlanes:
     )
 
 
-FORMAT = Format(
-    name="Q8_0", ggml_type=8, block=32, block_bytes=34, widths=(8,), zero=128, unpack=unpack
-)
+FORMAT = Format(ggml_type=8, widths=(8,), zero=128, unpack=unpack)

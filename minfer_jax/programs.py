@@ -1,0 +1,141 @@
+"""The programs that an engine runs: three pure functions, each compiled for a number of tokens.
+
+This is the one place that jits the model. What differs from run to run is data, so a program is
+compiled once for its shape.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from minfer_jax import memory
+from minfer_jax.model.config import ModelConfig
+from minfer_jax.model.forward import forward
+from minfer_jax.model.kv_state import KVState
+from minfer_jax.model.params import Params
+from minfer_jax.sampling import SamplerArgs, SamplerState, sample
+
+# On processors with 512-bit registers XLA uses half of each unless told; others it leaves alone.
+_COMPILER_OPTIONS = {"cpu": {"xla_cpu_prefer_vector_width": 512}}
+
+
+def prefill(
+    params: Params,
+    token_ids: Int[Array, "B T"],
+    positions: Int[Array, "B T"],
+    kv_state: KVState,
+    *,
+    cfg: ModelConfig,
+) -> tuple[KVState]:
+    """Take tokens into the KV state, and compute nothing else."""
+    return (forward(params, token_ids, positions, kv_state, cfg=cfg, n_out=0)[1],)
+
+
+def decode(
+    params: Params,
+    token_ids: Int[Array, "B 1"],
+    positions: Int[Array, "B 1"],
+    kv_state: KVState,
+    sampler: SamplerState,
+    args: SamplerArgs,
+    *,
+    cfg: ModelConfig,
+) -> tuple[KVState, Int[Array, "B 1"], Float[Array, "B V"], SamplerState]:
+    """Run one token and draw the next: (KV state, next token, its logits, sampler)."""
+    logits, kv_state = forward(params, token_ids, positions, kv_state, cfg=cfg)
+    token, sampler = sample(logits[:, 0], sampler, args)
+    return kv_state, token[:, None], logits[:, 0], sampler
+
+
+def all_logits(
+    params: Params,
+    token_ids: Int[Array, "B T"],
+    positions: Int[Array, "B T"],
+    kv_state: KVState,
+    *,
+    cfg: ModelConfig,
+) -> tuple[KVState, Float[Array, "B T V"]]:
+    """Run tokens and give the logits of every row."""
+    n_out = token_ids.shape[1]
+    logits, kv_state = forward(params, token_ids, positions, kv_state, cfg=cfg, n_out=n_out)
+    return kv_state, logits
+
+
+# How a program's name begins; the number of tokens follows where it varies.
+_NAMES = {prefill: "prefill", decode: "decode", all_logits: "logits"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compile:
+    """One compiled program: its name, and the seconds that tracing, lowering and compiling took."""
+
+    name: str
+    seconds: float
+
+
+class Programs:
+    """Compiles the functions above on first need, and runs them.
+
+    Attributes:
+        compiles: every program that was compiled, in order.
+    """
+
+    def __init__(self, cfg: ModelConfig, kv_shape: KVState) -> None:
+        """Compiles nothing yet.
+
+        Args:
+            cfg: the model.
+            kv_shape: shapes and dtypes of the KV state that will be given. A compile needs no more:
+                done before the state is allocated, the two are never in memory at once.
+        """
+        self.compiles: list[Compile] = []
+        self._cfg, self._kv_shape = cfg, kv_shape
+        self._programs: dict[str, Callable[..., tuple]] = {}
+
+    def compile(self, function: Callable, params: Params, n_tokens: int, *rest: object) -> None:
+        """Make sure that a function is compiled for so many tokens.
+
+        Args:
+            function: prefill, decode or all_logits.
+            params: weights, on one device.
+            n_tokens: T.
+            *rest: what the function takes after the KV state.
+        """
+        name = _name(function, n_tokens)
+        if name in self._programs:
+            return
+        begin = time.perf_counter()
+        platform = next(iter(jax.tree.leaves(params)[0].devices())).platform
+        jitted = jax.jit(
+            partial(function, cfg=self._cfg),
+            donate_argnums=3,
+            compiler_options=_COMPILER_OPTIONS.get(platform),
+        )
+        tokens = jax.ShapeDtypeStruct((1, n_tokens), jnp.int32)
+        lowered = jitted.lower(params, tokens, tokens, self._kv_shape, *rest)
+        self._programs[name] = lowered.compile()
+        self.compiles.append(Compile(name=name, seconds=time.perf_counter() - begin))
+        memory.trim()
+
+    def call(
+        self,
+        function: Callable,
+        params: Params,
+        tokens: np.ndarray | Array,
+        positions: np.ndarray,
+        kv_state: KVState,
+        *rest: object,
+    ) -> tuple:
+        """Run a compiled function; the KV state is donated, and the first result is the new one."""
+        program = self._programs[_name(function, tokens.shape[1])]
+        return program(params, tokens, positions, kv_state, *rest)
+
+
+def _name(function: Callable, n_tokens: int) -> str:
+    return _NAMES[function] if function is decode else f"{_NAMES[function]} {n_tokens}"
