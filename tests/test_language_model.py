@@ -175,10 +175,10 @@ def test_a_run_after_a_stop_is_a_new_one(model):
 
 @pytest.mark.parametrize("end", [0, 2])
 def test_an_end_token_ends_the_text_and_is_not_part_of_it(model, monkeypatch, end):
+    assert model.tokenizer.eog_ids == {0, 2}
     bias = model.params.output.bias.at[end].set(jnp.float32(1e9))
     output = dataclasses.replace(model.params.output, bias=bias)
-    params = dataclasses.replace(model.params, output=output)
-    monkeypatch.setattr(model.engine._programs, "_params", params)
+    monkeypatch.setattr(model.engine, "params", dataclasses.replace(model.params, output=output))
     assert model.generate("hello", **GREEDY) == ""
     assert (model.stats.n_generated, model.stats.finish_reason) == (0, "stop")
 
