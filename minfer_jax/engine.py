@@ -44,7 +44,8 @@ class RunStats:
             the consumer did in between.
         total_seconds: until the latest token was drawn. That first step is in both of the others.
         compile_seconds: spent on programs that this run needed first.
-        finish_reason: "length" (max_tokens or the context was reached) or "stop".
+        finish_reason: "length" (max_tokens or the context was reached), "stop", or
+            "interrupted" where whoever consumes the run says so.
     """
 
     n_prompt: int = 0

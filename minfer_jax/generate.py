@@ -114,7 +114,7 @@ def _generate(model: LanguageModel, ids: list[int], options: Options) -> int:
             sys.stdout.write(piece)
             sys.stdout.flush()
     except KeyboardInterrupt:
-        _say("\ninterrupted")
+        engine.stats.finish_reason = "interrupted"
         status = 130
     if not told:
         _say_prefill(engine)

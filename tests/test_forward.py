@@ -234,7 +234,7 @@ def test_the_last_rows_alone(n_out: int):
         jax.tree.map(assert_close, state, expected)
 
 
-def test_unrolled_layers_give_the_same():
+def test_the_differentiable_loop_gives_the_same():
     cfg, params = model("gemma3")
     n = 9
     positions = jnp.arange(n, dtype=jnp.int32)[None]
@@ -245,7 +245,7 @@ def test_unrolled_layers_give_the_same():
         kv.init(cfg, N_CTX, chunk=CHUNK),
         cfg=cfg,
         n_out=2,
-        unroll=True,
+        differentiable=True,
     )
     assert_close(logits[0], whole("gemma3")[n - 2 : n])
     assert int(np.asarray(state.positions[kv.FULL]).max()) == n - 1
@@ -312,7 +312,7 @@ def test_gradients_reach_every_weight(tmp_path: Path):
     @jax.value_and_grad
     def loss(params: Params) -> jax.Array:
         logits, _ = forward(
-            params, ids, positions, kv.init(cfg, n, chunk=n), cfg=cfg, n_out=n, unroll=True
+            params, ids, positions, kv.init(cfg, n, chunk=n), cfg=cfg, n_out=n, differentiable=True
         )
         chosen = jnp.take_along_axis(jax.nn.log_softmax(logits[0]), targets[:, None], -1)
         return -chosen.mean()

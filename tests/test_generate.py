@@ -397,9 +397,8 @@ def test_ctrl_c_ends_the_answer_and_reports(path):
         out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert b"Traceback" not in err
-    found = re.search(
-        rb"\ninterrupted\n(?:.*\n)*Generated: (\d+) tokens in .* tok/s\)\nTotal: ", err
-    )
+    rates = rb"Generated: (\d+) tokens in .* tok/s\)\nTotal: (?:.*\n)*Finished: interrupted\n"
+    found = re.search(rates, err)
     assert found
     assert 0 < int(found[1]) < 4000
     assert first + out

@@ -1,9 +1,9 @@
 """The model as one pure function."""
 
 from collections.abc import Callable
+from functools import partial
 
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
@@ -27,7 +27,7 @@ def forward(
     *,
     cfg: ModelConfig,
     n_out: int = 1,
-    unroll: bool = False,
+    differentiable: bool = False,
 ) -> tuple[Float[Array, "B n_out V"], KVState]:
     """Run T tokens of B sequences through the model.
 
@@ -44,8 +44,8 @@ def forward(
         n_out: static; logits are wanted for this many rows, counted back from each sequence's last
             real one (where there are fewer, the first is repeated). 0 only fills the cache; T means
             all rows as they stand, padding included.
-        unroll: static; write the layers out instead of looping over them. Compiles many times
-            longer, for the same numbers; needed for reverse-mode differentiation.
+        differentiable: static; loop over the layers in a form that reverse-mode differentiation
+            can follow. The numbers are the same, but XLA copies the cache in every layer.
 
     Returns:
         (float32 logits, the new KV state).
@@ -108,9 +108,9 @@ def forward(
     x = xla.rows(params.token_embd, token_ids.reshape(-1)).reshape(*token_ids.shape, cfg.n_embd)
     carry = (x * jnp.float32(cfg.embedding_scale), kv_state.k, kv_state.v)
     if n_out == t:
-        carry = _layers(carry, params, cfg, cfg.n_layer, run, unroll=unroll)
+        carry = _layers(carry, params, cfg, cfg.n_layer, run, differentiable=differentiable)
     else:
-        carry = _layers(carry, params, cfg, cfg.n_layer - 1, run, unroll=unroll)
+        carry = _layers(carry, params, cfg, cfg.n_layer - 1, run, differentiable=differentiable)
         group, index = params.order[-1]
         last = (cfg.layers[-1], pick(params.groups[group], index), _in_kind(cfg)[-1])
         if n_out == 0:
@@ -134,38 +134,43 @@ def _layers(
     count: int,
     run: Callable[..., _Carry],
     *,
-    unroll: bool,
+    differentiable: bool,
 ) -> _Carry:
-    """The first `count` layers, in a loop whose body holds each group once, or written out.
+    """The first `count` layers, in a loop whose body holds each group once.
 
-    In the loop each group sits in an inner loop of one turn or none. A conditional would say the
-    same, but XLA copies the whole cache around a conditional, and updates it in place through a
-    loop. The barrier ties the weights to x: XLA would hoist their unpacking out of the inner loop.
+    In the body each group sits in an inner loop of one turn or none. A conditional says the same,
+    and can be differentiated; but XLA copies the whole cache around a conditional, and updates it
+    in place through a loop. The barrier ties the weights to x: XLA would hoist their unpacking out
+    of the inner loop otherwise.
     """
     specs = {group: spec for (group, _), spec in zip(params.order, cfg.layers, strict=True)}
-    order, in_kind = params.order[:count], _in_kind(cfg)[:count]
-    if unroll:
-        for (group, index), layer in zip(order, in_kind, strict=True):
-            carry = run(carry, specs[group], pick(params.groups[group], index), layer)
-        return carry
+    order = params.order[:count]
     if not order:
         return carry
-    table = jnp.asarray(np.array([(*o, j) for o, j in zip(order, in_kind, strict=True)], np.int32))
     present = sorted({group for group, _ in order})
+    rows = zip(order, _in_kind(cfg), strict=False)
+    table = jnp.asarray([(present.index(g), i, in_kind) for (g, i), in_kind in rows], jnp.int32)
 
-    def body(i: Array, carry: _Carry) -> _Carry:
-        group_of_i, index, layer = table[i, 0], table[i, 1], table[i, 2]
-        for group in present:
+    def one(number: int, carry: _Carry, index: Array, in_kind: Array) -> _Carry:
+        group = present[number]
+        x, stack = lax.optimization_barrier((carry[0], params.groups[group]))
+        return run((x, *carry[1:]), specs[group], pick(stack, index), in_kind)
 
-            def one(_: Array, carry: _Carry, group: int = group) -> _Carry:
-                x, stack = lax.optimization_barrier((carry[0], params.groups[group]))
-                return run((x, *carry[1:]), specs[group], pick(stack, index), layer)
+    def body(carry: _Carry, row: Array) -> tuple[_Carry, None]:
+        which, index, in_kind = row[0], row[1], row[2]
+        if differentiable:
+            branches = [partial(one, n) for n in range(len(present))]
+            return lax.switch(which, branches, carry, index, in_kind), None
+        for number in range(len(present)):
+            turns = (which == number).astype(jnp.int32)
 
-            turns = (group_of_i == group).astype(jnp.int32)
-            carry = lax.fori_loop(0, turns, one, carry)
-        return carry
+            def turn(_: Array, carry: _Carry, number: int = number) -> _Carry:
+                return one(number, carry, index, in_kind)
 
-    return lax.fori_loop(0, len(order), body, carry)
+            carry = lax.fori_loop(0, turns, turn, carry)
+        return carry, None
+
+    return lax.scan(body, carry, table)[0]
 
 
 def _in_kind(cfg: ModelConfig) -> list[int]:

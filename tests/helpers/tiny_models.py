@@ -180,7 +180,7 @@ def load(folder: Path, data: bytes, precision: str = "highest") -> tuple[ModelCo
 
 
 # The model as tests run it. One name for all of them, so that they share what is compiled.
-run = jax.jit(forward, static_argnames=("cfg", "n_out", "unroll"))
+run = jax.jit(forward, static_argnames=("cfg", "n_out", "differentiable"))
 
 
 def random_blocks(
