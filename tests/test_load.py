@@ -127,6 +127,10 @@ KEYS: list[tuple[dict[str, Any], str]] = [
     ({"rope.scaling.type": 1}, "llama.rope.scaling.type is 1, expected a string"),
     ({"rope.scaling.factor": -4.0}, "llama.rope.scaling.factor is -4.0, expected a number >= 0"),
     (
+        {"expert_count": 4},
+        "llama.expert_count is 4, expected 0: mixtures of experts do not run yet",
+    ),
+    (
         {"rope.scaling.type": "yarn", "rope.scaling.yarn_beta_fast": 0.0},
         "yarn_beta_fast is 0.0, expected a number above 0",
     ),

@@ -33,6 +33,10 @@ def read_config(arch: Arch, keys: Keys, n_vocab: int) -> ModelConfig:
     Raises:
         ModelError: a key is missing, of the wrong type, or out of range.
     """
+    if experts := keys.integer("expert_count", 0):
+        raise ModelError(
+            f"{arch.name}.expert_count is {experts}, expected 0: mixtures of experts do not run yet"
+        )
     n_embd = keys.integer("embedding_length", minimum=1)
     n_head = keys.integer("attention.head_count", minimum=1)
     n_head_kv = keys.integer("attention.head_count_kv", n_head, minimum=1)
