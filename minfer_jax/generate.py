@@ -7,8 +7,12 @@ import contextlib
 import dataclasses
 import logging as stdlib_logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
+
+if __name__ == "__main__":  # Ctrl-C during the imports below ends it without a traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import jax
 from absl import app, flags, logging
@@ -106,6 +110,7 @@ def _generate(model: LanguageModel, ids: list[int], options: Options) -> int:
         stop=options.stop,
         **dataclasses.asdict(options.sampling),
     )
+    _say("Compiling, or loading what an earlier run compiled ...")
     told = False
     try:
         for piece in pieces:
@@ -135,7 +140,9 @@ def _report(engine: Engine) -> None:
     stats = engine.stats
     total = stats.n_prompt + stats.n_generated
     rate = total / stats.total_seconds if stats.total_seconds else 0.0
-    programs = ", ".join(f"{c.name} {c.seconds:.2f}s" for c in engine.compiles)
+    programs = ", ".join(
+        f"{c.name} {c.seconds:.2f}s" + " from the cache" * c.cached for c in engine.compiles
+    )
     _say("\n---")
     _say(_rate("Generated: ", stats.n_generated, stats.decode_seconds, stats.decode_rate))
     _say(_rate("Total:     ", total, stats.total_seconds, rate))
@@ -178,4 +185,5 @@ def _keep_arguments(argv: list[str]) -> list[str]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     app.run(lambda argv: sys.exit(main(argv)), flags_parser=_keep_arguments)

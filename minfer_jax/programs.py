@@ -21,6 +21,16 @@ from minfer_jax.model.kv_state import KVState
 from minfer_jax.model.params import Params
 from minfer_jax.sampling import SamplerArgs, SamplerState, sample
 
+_cache_hits = 0  # of the compile cache, in this process
+
+
+def _count_hits(event: str, **_: object) -> None:
+    global _cache_hits
+    _cache_hits += event == "/jax/compilation_cache/cache_hits"
+
+
+jax.monitoring.register_event_listener(_count_hits)
+
 # On processors with 512-bit registers XLA uses half of each unless told; others it leaves alone.
 _COMPILER_OPTIONS = {"cpu": {"xla_cpu_prefer_vector_width": 512}}
 
@@ -73,10 +83,17 @@ _NAMES = {prefill: "prefill", decode: "decode", all_logits: "logits"}
 
 @dataclass(frozen=True, kw_only=True)
 class Compile:
-    """One compiled program: its name, and the seconds that tracing, lowering and compiling took."""
+    """One compiled program.
+
+    Attributes:
+        name: what it is and for how many tokens, such as "prefill 128".
+        seconds: that tracing, lowering and compiling took.
+        cached: whether compiling was spared, because the compile cache had it.
+    """
 
     name: str
     seconds: float
+    cached: bool
 
 
 class Programs:
@@ -110,7 +127,7 @@ class Programs:
         name = _name(function, n_tokens)
         if name in self._programs:
             return
-        begin = time.perf_counter()
+        begin, hits = time.perf_counter(), _cache_hits
         platform = next(iter(jax.tree.leaves(params)[0].devices())).platform
         jitted = jax.jit(
             partial(function, cfg=self._cfg),
@@ -120,7 +137,8 @@ class Programs:
         tokens = jax.ShapeDtypeStruct((1, n_tokens), jnp.int32)
         lowered = jitted.lower(params, tokens, tokens, self._kv_shape, *rest)
         self._programs[name] = lowered.compile()
-        self.compiles.append(Compile(name=name, seconds=time.perf_counter() - begin))
+        seconds = time.perf_counter() - begin
+        self.compiles.append(Compile(name=name, seconds=seconds, cached=_cache_hits > hits))
         memory.trim()
 
     def call(

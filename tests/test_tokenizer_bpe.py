@@ -151,9 +151,9 @@ def test_a_long_word_takes_linear_time(unit: str):
         text = unit * (size // len(unit))
         best = float("inf")
         for _ in range(3):
-            start = time.perf_counter()
+            start = time.process_time()
             LLAMA3.encode(text)
-            best = min(best, time.perf_counter() - start)
+            best = min(best, time.process_time() - start)
         return best
 
-    assert seconds(80_000) < 24 * seconds(10_000) + 0.02
+    assert seconds(80_000) < 24 * seconds(10_000) + 0.03

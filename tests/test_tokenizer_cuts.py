@@ -108,9 +108,9 @@ def test_cuts_short_texts(name: str, text: str, expected: list[str]):
 def seconds(splitter: pre_tokenizers.PreTokenizer, text: str) -> float:
     best = float("inf")
     for _ in range(3):
-        start = time.perf_counter()
+        start = time.process_time()
         splitter.pre_tokenize_str(text)
-        best = min(best, time.perf_counter() - start)
+        best = min(best, time.process_time() - start)
     return best
 
 
@@ -129,4 +129,4 @@ def test_long_runs_take_linear_time(name: str, unit: str, end: str):
     splitter = cutter(PRE_TOKENIZERS[name])
     short = seconds(splitter, "<sentinel:" + unit * 10_000 + end)
     long = seconds(splitter, "<sentinel:" + unit * 80_000 + end)
-    assert long < 24 * short + 0.02  # eight times is linear; a search from each place takes 64
+    assert long < 24 * short + 0.03  # eight times is linear; a search from each place takes 64

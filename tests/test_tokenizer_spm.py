@@ -124,9 +124,9 @@ def test_a_long_text_takes_linear_time(unit: str):
         text = unit * (size // len(unit))
         best = float("inf")
         for _ in range(3):
-            start = time.perf_counter()
+            start = time.process_time()
             SPM.encode(text)
-            best = min(best, time.perf_counter() - start)
+            best = min(best, time.process_time() - start)
         return best
 
-    assert seconds(40_000) < 24 * seconds(5_000) + 0.02
+    assert seconds(40_000) < 24 * seconds(5_000) + 0.03
