@@ -26,6 +26,8 @@ from minfer_jax.model.load import read_model_config
 from minfer_jax.prompt import encode_prompt
 from minfer_jax.tokenizer import Tokenizer
 
+_LONGEST_PROMPT = 64 << 20  # bytes of standard input
+
 
 def main(argv: Sequence[str]) -> int:
     """Run the command.
@@ -159,7 +161,10 @@ def _read_prompt() -> str:
         return ""
     if sys.stdin.isatty():
         _say("Type the prompt, then Ctrl-D:")
-    return sys.stdin.buffer.read().decode("utf-8", "replace").removesuffix("\n").removesuffix("\r")
+    raw = sys.stdin.buffer.read(_LONGEST_PROMPT + 1)
+    if len(raw) > _LONGEST_PROMPT:
+        raise UsageError(f"standard input holds more than {_LONGEST_PROMPT} bytes; give less")
+    return raw.decode("utf-8", "replace").removesuffix("\n").removesuffix("\r")
 
 
 def _describe(file: GGUFFile) -> None:
@@ -178,6 +183,16 @@ def _fail(message: str, status: int) -> int:
     return status
 
 
+def _exit(status: int) -> None:
+    """End the process; after Ctrl-C at once, as jax may not survive a shutdown in mid-compile."""
+    if status == 130:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
 def _keep_arguments(argv: list[str]) -> list[str]:
     """absl wants its own flags parsed; ours are parsed by `main`, with errors in one line."""
     flags.FLAGS(argv[:1])
@@ -186,4 +201,4 @@ def _keep_arguments(argv: list[str]) -> list[str]:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    app.run(lambda argv: sys.exit(main(argv)), flags_parser=_keep_arguments)
+    app.run(lambda argv: _exit(main(argv)), flags_parser=_keep_arguments)

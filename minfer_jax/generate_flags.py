@@ -136,6 +136,9 @@ def parse(argv: Sequence[str]) -> Options:
     Raises:
         UsageError: a flag is unknown or a value out of its range.
     """
+    for word in argv[1:]:
+        if word.lstrip("-").split("=")[0] in ("flagfile", "undefok") and word.startswith("-"):
+            raise UsageError(f"Unknown command line flag {word!r} (--help lists the flags)")
     values = _define()
     try:
         positional = values(list(argv))[1:]

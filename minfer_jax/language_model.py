@@ -77,7 +77,7 @@ class LanguageModel:
         prompt: str | Messages,
         *,
         max_tokens: int = MAX_TOKENS,
-        stop: Sequence[str] = (),
+        stop: Sequence[str] | str = (),
         system: str | None = None,
         template: bool | None = None,
         **sampling: float,
@@ -110,7 +110,7 @@ class LanguageModel:
         token_ids: Sequence[int],
         *,
         max_tokens: int = MAX_TOKENS,
-        stop: Sequence[str] = (),
+        stop: Sequence[str] | str = (),
         **sampling: float,
     ) -> Iterator[str]:
         """As `stream`, for a prompt that is tokens already."""

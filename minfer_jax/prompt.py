@@ -112,6 +112,9 @@ def encode_messages(
             text = end[:cut] + stand_in(end[cut:]) + text[len(end) :]
         return text
 
+    def plain(value: Any) -> bool:
+        return not (isinstance(value, str) and any(c in value for c in controls))
+
     def guarded(value: Any, in_list: bool = False) -> Any:
         if isinstance(value, str):
             return hide(value, in_list)
@@ -119,7 +122,7 @@ def encode_messages(
             return [guarded(v, True) for v in value]
         if isinstance(value, Mapping):
             return {
-                guarded(k): v if k in ("role", "type") else guarded(v, in_list)
+                guarded(k): v if k in ("role", "type") and plain(v) else guarded(v, in_list)
                 for k, v in value.items()
             }
         return value

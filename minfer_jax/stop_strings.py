@@ -14,9 +14,9 @@ class StopStrings:
         stop "END", pieces "one E", "N", "OUGH"    ->   "one ", "", "ENOUGH"
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
-        """Empty strings are ignored."""
-        self._stops = [s for s in stops if s]
+    def __init__(self, stops: Sequence[str] | str) -> None:
+        """One string or several; empty ones are ignored."""
+        self._stops = [s for s in ([stops] if isinstance(stops, str) else stops) if s]
         self._held = ""
         self.stopped = False
 

@@ -170,3 +170,9 @@ def test_help_shows_the_defaults():
         assert rows[f"--{flag}"].endswith(f"[{getattr(DEFAULTS.sampling, field)}]")
     assert rows["--n-predict"].endswith("[512]")
     assert rows["--n-ctx"].endswith("[4096]")
+
+
+@pytest.mark.parametrize("word", ["--flagfile=/etc/passwd", "--undefok=bogus"])
+def test_the_flag_library_s_own_flags_are_refused(word):
+    with pytest.raises(UsageError, match="Unknown command line flag"):
+        parse(["generate", word])

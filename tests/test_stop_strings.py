@@ -91,3 +91,9 @@ def test_text_held_back_at_the_end_is_not_lost():
     stop = StopStrings(["END"])
     assert stop.push("to the EN") == "to the "
     assert (stop.flush(), stop.flush(), stop.stopped) == ("EN", "", False)
+
+
+def test_a_single_string_is_one_stop():
+    stops = StopStrings("blue")
+    assert stops.push("the blue sky") == "the "
+    assert stops.stopped

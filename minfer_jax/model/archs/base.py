@@ -117,7 +117,7 @@ def _rope(keys: Keys, head_dim: int, n_ctx_train: int) -> RopeSpec:
 
 def original_context(keys: Keys, n_ctx_train: int) -> int:
     """The context that the model had before it was stretched; 0 in the file means n_ctx_train."""
-    return keys.integer("rope.scaling.original_context_length", 0) or n_ctx_train
+    return min(keys.integer("rope.scaling.original_context_length", 0), 2**31 - 1) or n_ctx_train
 
 
 def without_rope_every(cfg: ModelConfig, step: int) -> ModelConfig:

@@ -13,7 +13,7 @@ N_LAYER_27B = 62  # the one size whose attention scale comes from the width, not
 
 def adapt(cfg: ModelConfig, keys: Keys) -> ModelConfig:
     """Scales, the sliding pattern (by default five of six layers), the local RoPE (unstretched)."""
-    head = cfg.n_embd // cfg.n_head if cfg.n_layer == N_LAYER_27B else cfg.head_dim
+    head = max(cfg.n_embd // cfg.n_head, 1) if cfg.n_layer == N_LAYER_27B else cfg.head_dim
     cfg = dataclasses.replace(
         cfg,
         activation="gelu",
@@ -21,7 +21,7 @@ def adapt(cfg: ModelConfig, keys: Keys) -> ModelConfig:
         attention_scale=1.0 / math.sqrt(head),
         final_softcap=keys.number("final_logit_softcapping", 0.0),
     )
-    window = keys.integer("attention.sliding_window", 0)
+    window = min(keys.integer("attention.sliding_window", 0), cfg.n_ctx_train)
     if not window:
         return cfg
     local = RopeSpec(
