@@ -111,7 +111,8 @@ class Engine:
         self._buckets = tuple(b for b in BUCKETS if b < self.n_ctx) or (self.n_ctx,)
         if self._buckets[-1] < min(self.n_ctx, BUCKETS[-1]):
             self._buckets += (self.n_ctx,)
-        self._kv_shape = jax.eval_shape(partial(kv.init, cfg, self.n_ctx, chunk=self._buckets[-1]))
+        self._new_kv = partial(kv.init, cfg, self.n_ctx, chunk=self._buckets[-1])
+        self._kv_shape = jax.eval_shape(self._new_kv)
         self._programs = Programs(cfg, self._kv_shape)
         self._kv: KVState | None = None
         self._run = 0
@@ -288,7 +289,7 @@ class Engine:
         # Interrupted in the middle of a call, the state may be given away and no new one kept.
         if self._kv is None or any(a.is_deleted() for a in jax.tree.leaves(self._kv)):
             try:
-                self._kv = kv.init(self.cfg, self.n_ctx, chunk=self._buckets[-1])
+                self._kv = self._new_kv()
             except jax.errors.JaxRuntimeError as e:
                 raise EngineError(
                     f"no memory for the KV state of {self.n_ctx} positions "

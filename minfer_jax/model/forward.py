@@ -53,14 +53,13 @@ def forward(
     Raises:
         ValueError: T or n_out does not fit, see the message.
     """
-    held_shape = kv_state.positions[kv.FULL].shape
+    n_batch, n_ctx = kv_state.positions[kv.FULL].shape
     if token_ids.ndim != 2 or token_ids.shape != positions.shape:
         raise ValueError(f"{token_ids.shape=} and {positions.shape=} must be equal, [B, T]")
-    if token_ids.shape[0] != held_shape[0]:
-        raise ValueError(f"B={token_ids.shape[0]} sequences, but the KV state has {held_shape[0]}")
+    if token_ids.shape[0] != n_batch:
+        raise ValueError(f"B={token_ids.shape[0]} sequences, but the KV state has {n_batch}")
     t = token_ids.shape[1]
     ring = kv_state.positions[kv.SLIDING].shape[1]
-    n_ctx = kv_state.positions[kv.FULL].shape[1]
     if not 0 <= n_out <= t:
         raise ValueError(f"n_out is {n_out}, expected 0 to T={t}")
     if t > n_ctx:
