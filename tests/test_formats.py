@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from minfer_jax.gguf_types import GGML_TYPES
 from minfer_jax.quant import xla
 from minfer_jax.quant.formats import FORMATS, Format
-from minfer_jax.quant.formats.base import repack
+from minfer_jax.quant.formats.base import TILE, column_places, repack, repack_bits
 from minfer_jax.quant.qtensor import QTensor, from_blocks, stack_blocks
 from tests.helpers.tiny_models import BLOCK_SCALES, random_blocks
 
@@ -139,7 +139,7 @@ def test_planes_are_as_documented(fmt: Format, stacked: bool):
 
     def check(plane: jax.Array | None, rows: int, *dtypes: str) -> None:
         assert plane is not None
-        assert plane.shape == (*lead, rows, n)
+        assert plane.shape == (*lead, -(-n // TILE), rows, TILE)
         assert plane.dtype.name in dtypes
 
     assert w.fmt is fmt
@@ -166,7 +166,7 @@ def test_planes_are_as_documented(fmt: Format, stacked: bool):
 
 @pytest.mark.parametrize("fmt", ALL)
 def test_planes_are_about_as_large_as_the_file(fmt: Format):
-    raw = blocks_of(fmt, 4, 512)
+    raw = blocks_of(fmt, TILE, 512)
     ratio = sum(a.nbytes for a in jax.tree.leaves(from_blocks(raw, fmt.ggml_type))) / raw.nbytes
     assert ratio == pytest.approx(RATIOS.get(fmt.name, 1.0))
     assert ratio <= 1.05 or fmt.name == "Q2_K"
@@ -196,13 +196,13 @@ def test_a_weight_is_hashable_structure_and_arrays():
 @settings(deadline=None)
 @given(
     width=st.sampled_from([1, 2, 4]),
-    units=st.integers(1, 5),
+    blocks=st.integers(0, 2),
     lead=st.lists(st.integers(1, 3), max_size=2),
     data=st.data(),
 )
-def test_repack_orders_the_fields(width: int, units: int, lead: list[int], data: st.DataObject):
+def test_repack_orders_the_fields(width: int, blocks: int, lead: list[int], data: st.DataObject):
     per = 8 // width
-    n = units * per
+    n = 32 * blocks or 4 * width
     shape = (*lead, n)
     count = int(np.prod(shape))
     packed = np.frombuffer(data.draw(st.binary(min_size=count, max_size=count)), np.uint8)
@@ -210,8 +210,30 @@ def test_repack_orders_the_fields(width: int, units: int, lead: list[int], data:
     mask = (1 << width) - 1
     # By definition: field s of byte j is element s n + j.
     elements = np.concatenate([(packed >> (width * s)) & mask for s in range(per)], axis=-1)
-    natural = elements.reshape(*lead, n, per)
-    expected = sum(natural[..., i] << (width * i) for i in range(per))
     found = repack(packed, width)
-    assert found.dtype == np.uint8
-    np.testing.assert_array_equal(found, expected)
+    assert found.dtype == np.uint32
+    assert found.shape == (*lead, n // 4)
+    np.testing.assert_array_equal(columns(found, width), elements)
+
+
+def columns(words: np.ndarray, width: int) -> np.ndarray:
+    """The fields of a plane, in the order of their columns, by where base.py says each lies."""
+    units = words.reshape(*words.shape[:-1], -1, width)
+    places = [column_places(width)[i] for i in (0, 1)]
+    fields = [(units[..., i] >> s) & ((1 << width) - 1) for i, s in zip(*places, strict=True)]
+    return np.stack(fields, axis=-1).reshape(*words.shape[:-1], -1)
+
+
+def test_places_are_those_drawn():
+    assert column_places(8) == ([c // 4 for c in range(32)], [8 * (c % 4) for c in range(32)])
+    where, shifts = column_places(4)
+    assert (where[0], shifts[0]) == (where[3], shifts[3] - 24) == (0, 0)
+    assert (where[16], shifts[16]) == (0, 4)
+    assert (where[23], shifts[23]) == (1, 28)
+
+
+@given(st.binary(min_size=8, max_size=8))
+def test_repack_of_bits_in_natural_order(raw: bytes):
+    packed = np.frombuffer(raw, np.uint8).reshape(2, 4)
+    natural = np.unpackbits(packed, axis=-1, bitorder="little")
+    np.testing.assert_array_equal(columns(repack_bits(packed), 1), natural)

@@ -3,10 +3,8 @@
 Two forms. `dequantize`, followed by XLA's own dot, pays once for many rows of x (prefill). `matvec`
 never writes a dequantised weight: for a few rows of x (decode) it reads the packed words once.
 
-In this file M is rows of x, K contraction, N outputs, U = K / unit.
+In this file M is rows of x, K contraction, N outputs, U = K / unit, J tiles of R = 16 outputs.
 """
-
-import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -14,38 +12,49 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
+from minfer_jax.quant.formats.base import TILE, column_places
 from minfer_jax.quant.qtensor import QTensor
 
 
 def dequantize(w: QTensor, dtype: jnp.dtype) -> Float[Array, "K N"]:
     """The weight transposed, [K, N], exact in float32 and then rounded to `dtype`."""
-    if w.dense is not None:
-        return w.own(w.dense).astype(dtype)
     n, k = w.shape
+    tiles = _tiles(w).astype(dtype)
+    return jnp.swapaxes(tiles, 0, 1).reshape(k, -1)[:, :n]
+
+
+def _tiles(w: QTensor) -> Float[Array, "J K R"]:
+    """The weight in float32, in its tiles."""
+    if w.dense is not None:
+        return w.own(w.dense).astype(jnp.float32)
+    k, lanes = w.shape[1], w.bits[0].shape[-1]
     q = None
     low_bits = 0
     for plane, width in zip(w.bits, w.fmt.widths, strict=True):
         words = w.own(plane)
-        shifts = jnp.arange(0, 32, width, dtype=jnp.uint32)
-        fields = (words[:, None, :] >> shifts[None, :, None]) & jnp.uint32((1 << width) - 1)
-        fields = fields.reshape(k, n) << jnp.uint32(low_bits)
+        words = words.reshape(len(words), k // 32, 1, width, 1, lanes)  # J U field word byte R
+        byte, field = np.arange(0, 32, 8), np.arange(0, 8, width)
+        shifts = np.uint32(field[:, None, None, None] + byte[:, None])[None, None]
+        fields = (words >> shifts) & jnp.uint32((1 << width) - 1)
+        fields = fields.reshape(len(words), k, lanes) << jnp.uint32(low_bits)
         q = fields if q is None else q | fields
         low_bits += width
     assert q is not None and w.scale is not None
     q = lax.bitcast_convert_type(q, jnp.int32) - jnp.int32(w.fmt.zero)
-    value = q.astype(jnp.float32).reshape(-1, w.fmt.group, n) * _level(w, w.scale, w.sub)[:, None]
+    grouped = q.astype(jnp.float32).reshape(len(q), -1, w.fmt.group, lanes)
+    value = grouped * _level(w, w.scale, w.sub)[:, :, None]
     if w.low is not None:
-        value = value + _level(w, w.low, w.sublow)[:, None]
-    return value.reshape(k, n).astype(dtype)
+        value = value + _level(w, w.low, w.sublow)[:, :, None]
+    return value.reshape(q.shape)
 
 
-def _level(w: QTensor, base: Array, fine: Array | None) -> Float[Array, "groups N"]:
+def _level(w: QTensor, base: Array, fine: Array | None) -> Float[Array, "J groups R"]:
     """One float32 for each group: `base`, times `fine` where there are two levels."""
     base = w.own(base).astype(jnp.float32)
     if fine is None:
         return base
     each = w.fmt.super_block // w.fmt.group
-    return jnp.repeat(base, each, axis=0) * w.own(fine).astype(jnp.float32)
+    return jnp.repeat(base, each, axis=1) * w.own(fine).astype(jnp.float32)
 
 
 @jax.custom_jvp
@@ -78,10 +87,10 @@ def _matvec_jvp(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
 def _matvec(x: Float[Array, "M K"], w: QTensor) -> Float[Array, "M N"]:
     m, k = x.shape
     n, unit = w.shape[0], w.unit
-    x = x.astype(jnp.float32).reshape(m, k // unit, unit)
+    x = x.astype(jnp.float32).reshape(m, 1, k // unit, unit)
     if w.dense is not None:
         columns = (_column(w, w.dense, unit, i).astype(jnp.float32) for i in range(unit))
-        return _over_units(_sum([c[None] * x[:, :, i, None] for i, c in enumerate(columns)]))
+        return _over_units(_sum([c[None] * x[..., i, None] for i, c in enumerate(columns)]), n)
     assert w.scale is not None  # every format of integers has one
     groups = unit // w.fmt.group
     words = [
@@ -89,57 +98,63 @@ def _matvec(x: Float[Array, "M K"], w: QTensor) -> Float[Array, "M N"]:
         for plane, width in zip(w.bits, w.fmt.widths, strict=True)
     ]
     size = w.fmt.group
-    sums = [  # of q x over each group [M, U, N]
+    sums = [  # of q x over each group [M, J, U, R]
         _sum(_terms(w, words, x, range(g * size, (g + 1) * size))) for g in range(groups)
     ]
-    scale = _level(w, w.scale, w.sub).reshape(-1, groups, n)  # U groups N
-    low = None if w.low is None else _level(w, w.low, w.sublow).reshape(-1, groups, n)
-    x_sums = x.reshape(m, k // unit, groups, -1).sum(-1)  # M U groups
+
+    def of_group(base: Array, fine: Array | None, g: int) -> Array:
+        level = _level(w, base, fine)
+        return level.reshape(len(level), -1, groups, TILE)[:, :, g]  # J U R
+
+    x_sums = x.reshape(m, 1, k // unit, groups, -1).sum(-1)  # M 1 U groups
     total = []
     for g in range(groups):
-        offset = -scale[:, g] * jnp.float32(w.fmt.zero) if w.fmt.zero else None
-        if low is not None:
-            offset = low[:, g] if offset is None else offset + low[:, g]
-        value = sums[g] * scale[None, :, g]
-        total.append(value if offset is None else value + offset[None] * x_sums[:, :, g, None])
-    return _over_units(_sum(total))
+        scale = of_group(w.scale, w.sub, g)
+        offset = -scale * jnp.float32(w.fmt.zero) if w.fmt.zero else None
+        if w.low is not None:
+            low = of_group(w.low, w.sublow, g)
+            offset = low if offset is None else offset + low
+        value = sums[g] * scale[None]
+        total.append(value if offset is None else value + offset[None] * x_sums[..., g, None])
+    return _over_units(_sum(total), n)
 
 
 def _terms(
-    w: QTensor, words: list[list[Array]], x: Float[Array, "M U unit"], columns: range
-) -> list[Float[Array, "M U N"]]:
-    """q x for some columns of every unit, one term a column and plane; words are int32 [U, N]."""
+    w: QTensor, words: list[list[Array]], x: Float[Array, "M 1 U unit"], columns: range
+) -> list[Float[Array, "M J U R"]]:
+    """q x for some columns of every unit, a term a column and plane; words are int32 [J, U, R]."""
     terms = []
     low_bits = 0
     for plane, width in zip(words, w.fmt.widths, strict=True):
-        shifts = np.arange(0, 32 * width, width) % 32
+        where, places = column_places(width)
+        shifts = np.asarray(places)
         down = shifts + width == 32  # these fields hold the sign bit, so they have to come down
         powers = np.exp2(low_bits - np.where(down, 0, shifts)).astype(np.float32)
-        scaled = x * powers[None, None]
+        scaled = x * powers[None, None, None]
         for i in columns:
-            word, shift = plane[i * width // 32], jnp.int32(shifts[i])
+            word, shift = plane[where[i]], jnp.int32(shifts[i])
             if down[i]:
                 field = lax.shift_right_logical(word, shift)
             else:
                 field = word & jnp.int32(((1 << width) - 1) << shifts[i])
-            terms.append(field.astype(jnp.float32)[None] * scaled[:, :, i, None])
+            terms.append(field.astype(jnp.float32)[None] * scaled[..., i, None])
         low_bits += width
     return terms
 
 
-def _column(w: QTensor, plane: Array, per_unit: int, i: int) -> Array:
-    """Row i of every unit of a plane with `per_unit` rows a unit: [U, N].
+def _column(w: QTensor, plane: Array, per_unit: int, i: int) -> Float[Array, "J U R"]:
+    """Row i of every unit of a plane with `per_unit` rows a unit.
 
     Sliced straight out of the stack, in one step: XLA would rather copy a layer's plane than fuse a
     slice of a slice that many terms share.
     """
-    rows = plane.reshape(*plane.shape[:-2], -1, per_unit, plane.shape[-1])
+    rows = plane.reshape(*plane.shape[:-2], -1, per_unit, TILE)
     if w.layer is None:
-        return rows[:, i]
-    start = (w.layer, jnp.int32(0), jnp.int32(i), jnp.int32(0))
-    return lax.dynamic_slice(rows, start, (1, rows.shape[1], 1, rows.shape[3])).reshape(
-        rows.shape[1], rows.shape[3]
-    )
+        return rows[:, :, i]
+    zero = jnp.int32(0)
+    start = (w.layer, zero, zero, jnp.int32(i), zero)
+    shape = (rows.shape[1], rows.shape[2], TILE)
+    return lax.dynamic_slice(rows, start, (1, *shape[:2], 1, TILE)).reshape(shape)
 
 
 def _sum(terms: list[Array]) -> Array:
@@ -149,18 +164,21 @@ def _sum(terms: list[Array]) -> Array:
     return total
 
 
-def _over_units(partial: Float[Array, "M U N"]) -> Float[Array, "M N"]:
+def _over_units(partial: Float[Array, "M J U R"], n: int) -> Float[Array, "M N"]:
     """Sum over U as a product with ones: XLA's dot streams it, its reduction would not."""
-    ones = jnp.ones((partial.shape[0], 1, partial.shape[1]), jnp.float32)
+    m, tiles, units, _ = partial.shape
+    ones = jnp.ones((m, tiles, 1, units), jnp.float32)
     partial = lax.optimization_barrier(partial)
-    return lax.dot_general(
-        ones, partial, (((2,), (1,)), ((0,), (0,))), precision=lax.Precision.HIGHEST
-    )[:, 0]
+    total = lax.dot_general(
+        ones, partial, (((3,), (2,)), ((0, 1), (0, 1))), precision=lax.Precision.HIGHEST
+    )
+    return total.reshape(m, -1)[:, :n]
 
 
 def rows(w: QTensor, ids: Array) -> Float[Array, "ids K"]:
     """Dequantised rows of the weight, float32: the embedding lookup. `ids` are int32 in [0, N)."""
     assert w.layer is None
-    picked = jax.tree.map(lambda plane: jnp.take(plane, ids, axis=1, mode="clip"), w)
-    picked = dataclasses.replace(picked, shape=(ids.shape[0], w.shape[1]))
-    return dequantize(picked, jnp.dtype(jnp.float32)).T
+    ids = jnp.clip(ids, 0, w.shape[0] - 1)
+    tile, lane = ids // TILE, ids % TILE
+    picked = jax.tree.map(lambda plane: plane[tile, :, lane][..., None], w)
+    return _tiles(picked)[..., 0]

@@ -1,22 +1,34 @@
 """What a GGUF block format is, and the packed planes that every format is unpacked to.
 
-A quantised weight of N rows (outputs) and K columns (contraction) is kept as planes with N minor,
-so that one vector register holds one k of many rows and a product needs no horizontal sum:
+A quantised weight of N rows (outputs) and K columns (contraction) is kept as planes, cut into tiles
+of 16 outputs. The tile's outputs are minor: one vector register holds a 32-bit word of each, a
+product needs no horizontal sum, and whoever works through a tile reads one run of memory.
 
-    bits[i]  uint32 [K * width / 32, N]   unsigned fields of `width` bits, little-endian:
-                                          field k is bits (k * width) % 32 of word (k * width) // 32
-    scale    f16    [K / super_block, N]
-    sub      int8   [K / group, N]        multiplies scale (K-quants), or absent
-    low      f16    [K / super_block, N]  added to every weight, or absent
-    sublow   int8   [K / group, N]        multiplies low (K-quants), or absent
+    bits[i]  uint32 [tiles, K * width / 32, 16]   unsigned fields of `width` bits
+    scale    f16    [tiles, K / super_block, 16]
+    sub      int8   [tiles, K / group, 16]        multiplies scale (K-quants), or absent
+    low      f16    [tiles, K / super_block, 16]  added to every weight, or absent
+    sublow   int8   [tiles, K / group, 16]        multiplies low (K-quants), or absent
 
     q[k, n]      = bits[0] | bits[1] << widths[0] | ...          (0 .. 2**sum(widths) - 1)
     weight[k, n] = (scale * sub) * (q - zero) + (low * sublow)
 
+Output n is lane n % 16 of tile n // 16; lanes beyond N are zero. Columns go in units of 32, which
+take `width` words. A byte holds 8 / width fields, `width` columns of words apart:
+
+    field p of byte b of word i in a unit  =  column 4 (i + width p) + b
+
+    width 8    word 0: [ 3| 2| 1| 0]  word 1: [ 7| 6| 5| 4] ...            highest byte first
+    width 4    word 0: [19 3|18 2|17 1|16 0]  word 1: [23 7|22 6|21 5|20 4] ...
+
+So a shift and a mask give the bytes of 4 neighbouring columns for any width, and planes of two
+widths line up: what a product of bytes (VNNI, NEON's dot product) takes.
+
 Every product above is exact in float32 (11 bits of scale, at most 7 of sub, at most 8 of q). The
 only rounding is that of the last addition, as in gguf-py's reference: equal bit for bit.
 
-Formats of plain floats (F32, F16, BF16) have no integer planes: `bits` is empty, `dense` is [K, N].
+Formats of plain floats (F32, F16, BF16) have no integer planes: `bits` is empty, `dense` is
+[tiles, K, 16].
 """
 
 from collections.abc import Callable
@@ -25,6 +37,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from minfer_jax.gguf_types import GGML_TYPES
+
+TILE = 16  # outputs that lie side by side
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,38 +89,52 @@ class Format:
         return GGML_TYPES[self.ggml_type].block_bytes
 
 
+def column_places(width: int) -> tuple[list[int], list[int]]:
+    """(word of the unit, shift within the word) of each of the 32 columns of a unit."""
+    groups = range(32 // 4)
+    words = [g % width for g in groups for _ in range(4)]
+    shifts = [8 * b + width * (g // width) for g in groups for b in range(4)]
+    return words, shifts
+
+
 def repack(packed: np.ndarray, width: int) -> np.ndarray:
-    """Bring strided bit fields into natural order.
+    """Bring ggml's strided bit fields into the order of the planes.
 
     ggml stores n bytes whose field s holds element s * n + (index of the byte):
 
         byte j:   [ ... | element 2n + j | element n + j | element j ]
 
-    The result holds the same elements in order, each `width` bits, low bits first.
+    A plane's unit is the same with n = 4 * width.
 
     Args:
-        packed: uint8 [..., n].
+        packed: uint8 [..., n], n a multiple of 32, or 4 * width.
         width: 1, 2 or 4 bits a field.
 
     Returns:
-        uint8 [..., n].
+        uint32 [..., n / 4]: the units of the same elements, in order.
     """
-    per = 8 // width  # fields a byte, and source bytes that make one output byte
-    wide = np.dtype(f"<u{per}")
-    mask = wide.type((1 << width) - 1)
-    words = np.ascontiguousarray(packed).view(wide)  # [..., n / per]
-    fields = []
+    lead, per = packed.shape[:-1], 8 // width
+    words = np.ascontiguousarray(packed).view("<u4")
+    if packed.shape[-1] == 4 * width:
+        return words
+    mask = np.uint32(0x01010101 * ((1 << width) - 1))
+    words = words.reshape(*lead, -1, per, width)  # bytes of 32 elements of each field s
+    units = []
     for s in range(per):
-        out = np.zeros(words.shape, np.uint8)
-        for i in range(per):
-            field = (words >> wide.type(8 * i + width * s)) & mask
-            out |= (field << wide.type(width * i)).astype(np.uint8)
-        fields.append(out)
-    return np.stack(fields, axis=-2).reshape(packed.shape)
+        fields = (words >> np.uint32(width * s)) & mask
+        units.append(sum(fields[..., p, :] << np.uint32(width * p) for p in range(per)))
+    return np.stack(units, axis=-3).reshape(*lead, -1)
+
+
+def repack_bits(packed: np.ndarray) -> np.ndarray:
+    """The same for single bits in natural order: uint8 [..., 4] -> uint32 [..., 1]."""
+    bits = np.unpackbits(packed, axis=-1, bitorder="little")
+    bits = bits.reshape(*packed.shape[:-1], 8, 4).swapaxes(-1, -2)
+    return np.packbits(bits, axis=-1, bitorder="little")[..., 0].view("<u4")
 
 
 def as_words(packed: np.ndarray) -> np.ndarray:
-    """uint8 [rows, ..., bytes] -> uint32 [rows, words], keeping the order of the bytes."""
+    """Bytes or words [rows, ...] -> uint32 [rows, words], keeping the order of the bytes."""
     return np.ascontiguousarray(packed).reshape(len(packed), -1).view("<u4")
 
 
