@@ -10,6 +10,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from minfer_jax.quant import native
+from minfer_jax.quant.native import calls
+
 BLOCK = 256  # slots that one step looks at
 TILE = 128  # query positions that share a loop over the blocks they can see
 # The score of a masked slot: finite, so that a row which sees nothing gives 0 and no NaN.
@@ -39,7 +42,7 @@ def attend(
 ) -> Float[Array, "B T N H"]:
     """softmax(scale * q k^T, over the slots that the mask leaves) v.
 
-    Works through blocks of slots with a running softmax (Milakov & Gimelshein 2018), from the first
+    In plain XLA, works through blocks of slots with a running softmax (Milakov & Gimelshein 2018), from the first
     to the last block that any query can see: neither time nor memory grows with empty slots, and no
     shape depends on how many are filled.
 
@@ -57,6 +60,18 @@ def attend(
     Returns:
         float32 [B, T, N, H].
     """
+    if native.isa() is not None and q.shape[3] % 32 == 0:
+        return calls.attention(
+            q,
+            k,
+            v,
+            layer,
+            q_positions,
+            k_positions,
+            window=window,
+            scale=scale,
+            bfloat16=dtype == "bfloat16",
+        )
     t = q.shape[1]
     if t <= TILE:
         return _attend_tile(q, k, v, layer, q_positions, k_positions, window, scale, dtype)

@@ -55,7 +55,7 @@ def store(
         (queries, neither normed nor rotated; k_cache; v_cache).
     """
     h = rms_norm(x, p.attn_norm, cfg.norm_eps)
-    q, k, v = _split_heads(side_by_side(h, p.qkv, jnp.dtype(cfg.dtype)), cfg)
+    q, k, v = _split_heads(side_by_side(h, p.qkv, cfg.rounding), cfg)
     k = _norm_and_rotate(k, p.k_norm, place.positions, place, cfg)
     k_cache = kv.write(k_cache, k, place.layer, place.slots)
     return q, k_cache, kv.write(v_cache, v, place.layer, place.slots)
@@ -85,7 +85,7 @@ def mix(
     Returns:
         Residual of the chosen rows.
     """
-    dtype, positions = jnp.dtype(cfg.dtype), place.positions
+    positions = place.positions
     if rows is not None:
         x = jnp.take_along_axis(x, rows[:, :, None], axis=1)
         q = jnp.take_along_axis(q, rows[:, :, None, None], axis=1)
@@ -105,12 +105,12 @@ def mix(
         cfg.window if place.spec.sliding else 0,
         cfg.attention_scale,
         # One row is bound by memory, not arithmetic: it can have float32 for nothing.
-        "float32" if q.shape[1] == 1 else cfg.dtype,
+        "float32" if q.shape[1] == 1 else cfg.rounding.many,
     )
-    a = linear(a.reshape(*a.shape[:2], -1), p.attn_output, dtype)
+    a = linear(a.reshape(*a.shape[:2], -1), p.attn_output, cfg.rounding)
     x = x + _norm_if(a, p.post_attn_norm, cfg)
     h = rms_norm(x, p.ffn_norm, cfg.norm_eps)
-    m = gated_mlp(h, p.gate_up, p.ffn_down, activation=cfg.activation, dtype=dtype)
+    m = gated_mlp(h, p.gate_up, p.ffn_down, activation=cfg.activation, rounding=cfg.rounding)
     return x + _norm_if(m, p.post_ffn_norm, cfg)
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from minfer_jax.model.rope import RopeSpec
+from minfer_jax.quant.matmul import EXACT, Rounding
 
 
 class ModelError(ValueError):
@@ -44,7 +45,7 @@ class ModelConfig:
             1 + scale * ln(1 + position // floor); (0, 1) leaves them alone (Llama 4, Ministral 3).
         final_softcap: c in c * tanh(logits / c), or 0 for none.
         precision: "highest" or "default", as asked for at load.
-        dtype: what activations and dequantised weights are rounded to in products of many rows.
+        rounding: of the factors of products with weights; `many` is that of attention too.
         cache_dtype: what keys and values are rounded to.
     """
 
@@ -68,5 +69,5 @@ class ModelConfig:
     attention_temperature: tuple[float, int] = (0.0, 1)
     final_softcap: float = 0.0
     precision: str = "highest"
-    dtype: str = "float32"
+    rounding: Rounding = EXACT
     cache_dtype: str = "float32"

@@ -123,7 +123,7 @@ def forward(
 
     x, k, v = carry
     x = rms_norm(x, params.output_norm, cfg.norm_eps)
-    logits = linear(x, params.output, jnp.dtype(cfg.dtype))
+    logits = linear(x, params.output, cfg.rounding)
     if cfg.final_softcap:
         logits = cfg.final_softcap * jnp.tanh(logits / cfg.final_softcap)
     return logits, KVState(k=k, v=v, positions=(held[0], held[1]))

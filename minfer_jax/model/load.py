@@ -62,13 +62,13 @@ def load_model(
 
 def read_model_config(file: GGUFFile, precision: str = "default") -> ModelConfig:
     """The configuration alone, without reading a weight. Errors as for `load_model`."""
-    dtype, cache_dtype = precisions.dtypes(precision)
+    rounding, cache_dtype = precisions.roundings(precision)
     try:
         arch = registry.find(file.architecture)
         cfg = read_config(arch, Keys(file.metadata, arch.name), _n_vocab(file))
     except ModelError as e:
         raise ModelError(f"{file.path}: {e}") from None
-    return dataclasses.replace(cfg, precision=precision, dtype=dtype, cache_dtype=cache_dtype)
+    return dataclasses.replace(cfg, precision=precision, rounding=rounding, cache_dtype=cache_dtype)
 
 
 def _n_vocab(file: GGUFFile) -> int:

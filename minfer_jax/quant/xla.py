@@ -57,7 +57,7 @@ def _level(w: QTensor, base: Array, fine: Array | None) -> Float[Array, "J group
     return jnp.repeat(base, each, axis=1) * w.own(fine).astype(jnp.float32)
 
 
-@jax.custom_jvp
+@jax.jit  # traced and lowered once for each format and shape, however many layers use it
 def matvec(x: Float[Array, "M K"], w: QTensor) -> Float[Array, "M N"]:
     """x times the weight, for a few rows of x, in float32, from the packed words.
 
@@ -69,22 +69,6 @@ def matvec(x: Float[Array, "M K"], w: QTensor) -> Float[Array, "M N"]:
     of them: an XLA reduction would be a scalar loop per output. A field is masked in place, not
     shifted down: it is 2**shift too large, which a power of two on x's side takes back exactly.
     """
-    return _matvec(x, w)
-
-
-@matvec.defjvp
-def _matvec_jvp(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
-    """The derivative of the plain form: that of hundreds of terms would take minutes to compile."""
-
-    def plain(x: Array, w: QTensor) -> Array:
-        weight = dequantize(w, jnp.dtype(jnp.float32))
-        return lax.dot(x.astype(jnp.float32), weight, precision=lax.Precision.HIGHEST)
-
-    return matvec(*primals), jax.jvp(plain, primals, tangents)[1]
-
-
-@jax.jit  # traced and lowered once for each format and shape, however many layers use it
-def _matvec(x: Float[Array, "M K"], w: QTensor) -> Float[Array, "M N"]:
     m, k = x.shape
     n, unit = w.shape[0], w.unit
     x = x.astype(jnp.float32).reshape(m, 1, k // unit, unit)

@@ -1,0 +1,202 @@
+// Attention of many query positions: paid in arithmetic. Works through spans of slots with a running
+// softmax (Milakov & Gimelshein 2018), a tile of query rows at a time: no matrix of scores is larger
+// than kTileRows x kChunk.
+//
+// The queries of all heads that share a kv head are rows of one product: row t * G + g.
+#pragma once
+
+#include "attention_decode.h"
+#include "matmul.h"
+
+namespace minfer::MINFER_ISA {
+
+constexpr int kTileRows = 8 * kRows;
+constexpr int kChunk = 128;  // slots that one step looks at; a multiple of kPanel
+
+// Keys and values of a chunk of slots, as panels for `blocks`.
+//
+//   keys    [kChunk / kPanel][H / columns][kTiles][16]     a lane a slot, a word some of H
+//   values  [H / kPanel][kChunk / columns][tiles][16]      a lane one of H, a word some slots
+template <class Word, class T>
+void pack_chunk(const T* k, const T* v, int64_t h, int count, uint32_t* keys, uint32_t* values) {
+  constexpr int columns = Word::columns;
+  const int64_t words = h / columns;
+  alignas(64) uint32_t row[kLanes];
+  for (int s = 0; s < kChunk; s++) {
+    uint32_t* out = keys + s / kPanel * words * kPanel + s % kPanel;
+    for (int64_t c = 0; c < words; c += kLanes) {
+      F x[columns];
+      UNROLL for (int i = 0; i < columns; i++)
+        x[i] = s < count ? widen(k + s * h + c * columns + i * kLanes) : splat(0.0f);
+      store(row, Word::row(x));
+      for (int i = 0; i < kLanes; i++) out[(c + i) * kPanel] = row[i];
+    }
+  }
+  for (int64_t c = 0; c < h; c += kLanes) {
+    const int64_t panel = c / kPanel, tiles = least<int64_t>(kPanel, h - panel * kPanel) / kLanes;
+    uint32_t* out = values + panel * kPanel * (kChunk / columns) + c % kPanel;
+    for (int s = 0; s < kChunk; s += columns) {
+      F x[columns];
+      UNROLL for (int i = 0; i < columns; i++)
+        x[i] = s + i < count ? widen(v + (s + i) * h + c) : splat(0.0f);
+      store(out + s / columns * tiles * kLanes, Word::pack(x));
+    }
+  }
+}
+
+enum class Sight { none, some, all };
+
+// What the rows with positions in [lowest, highest] see of some slots. Padding has lowest = -1.
+inline Sight sight(const Attention& a, const int32_t* held, int count, int32_t lowest, int32_t highest) {
+  int32_t early = INT32_MAX, late = -1;
+  bool gaps = count < kChunk;
+  for (int i = 0; i < count; i++) {
+    if (held[i] < 0) {
+      gaps = true;
+      continue;
+    }
+    early = least(early, held[i]);
+    late = most(late, held[i]);
+  }
+  if (late < 0 || early > highest) return Sight::none;
+  if (a.window && late <= lowest - a.window) return Sight::none;
+  if (gaps || late > lowest || (a.window && highest - early >= a.window)) return Sight::some;
+  return Sight::all;
+}
+
+INLINE void mask_row(const Attention& a, int32_t qp, const int32_t* held, int count, float* scores) {
+  for (int i = 0; i < kChunk; i++)
+    scores[i] = i < count && a.sees(qp, held[i < count ? i : 0]) ? scores[i] : kNever;
+}
+
+template <class Word, class T>
+void attend_tile(const Attention& a, int64_t b, int64_t head, int64_t r0, int rows, int64_t first,
+                 int64_t last, const uint32_t* keys, const uint32_t* values) {
+  constexpr int columns = Word::columns;
+  const int64_t h = a.h, groups = a.groups(), words = h / columns;
+  uint32_t* q = scratch<0>((size_t)kTileRows * words);
+  float* acc = reinterpret_cast<float*>(scratch<1>((size_t)kTileRows * h));
+  alignas(64) static thread_local float scores[kTileRows][kChunk];
+  alignas(64) static thread_local uint32_t weights[kTileRows][kChunk / columns];
+  float tops[kTileRows], totals[kTileRows];
+  int32_t at[kTileRows], lowest = INT32_MAX, highest = -1, oldest = INT32_MAX;
+  const auto row_of = [&](int r) { return (b * a.t + (r0 + r) / groups) * a.n + head * groups + (r0 + r) % groups; };
+  for (int r = 0; r < rows; r++) {
+    at[r] = a.q_at[b * a.t + (r0 + r) / groups];
+    lowest = least(lowest, at[r]);
+    highest = most(highest, at[r]);
+    if (at[r] >= 0) oldest = least(oldest, at[r]);
+    tops[r] = kNever;
+    totals[r] = 0;
+    const float* from = a.q + row_of(r) * h;
+    for (int64_t c = 0; c < words; c += kLanes) {
+      F x[columns];
+      UNROLL for (int i = 0; i < columns; i++)
+        x[i] = load(from + c * columns + i * kLanes) * splat(a.scale);
+      store(q + r * words + c, Word::row(x));
+    }
+  }
+  fill(acc, rows * h, 0.0f);
+  for (int64_t s0 = first; s0 < last && highest >= 0; s0 += kChunk) {
+    const int count = (int)least<int64_t>(kChunk, last - s0);
+    const int32_t* held = a.k_at + b * a.slots + s0;
+    const Sight seen = sight(a, held, count, lowest, highest);
+    if (seen == Sight::none) continue;
+    const int64_t chunk = (s0 - first) / kChunk;
+    for (int p = 0; p < kChunk / kPanel; p++)
+      blocks<Word, kTiles>(q, words, rows, keys + chunk * words * kChunk + p * words * kPanel, words,
+                           &scores[0][p * kPanel], kChunk, false);
+    for (int r = 0; r < rows; r++) {
+      float* row = scores[r];
+      if (seen == Sight::some) mask_row(a, at[r], held, count, row);
+      F largest = load(row);
+      UNROLL for (int i = kLanes; i < kChunk; i += kLanes) largest = max(largest, load(row + i));
+      const float new_top = most(tops[r], top(largest));
+      F total = splat(0.0f);
+      for (int i = 0; i < kChunk; i += columns * kLanes) {
+        F x[columns];
+        UNROLL for (int c = 0; c < columns; c++) {
+          const F score = load(row + i + c * kLanes);
+          x[c] = exp(score - splat(new_top));
+          UNROLL for (int p = 0; p < kParts; p++)
+            x[c].part[p] = score.part[p] > kNever ? x[c].part[p] : F::Native{};
+          total = total + x[c];
+        }
+        store(&weights[r][i / columns], Word::row(x));
+      }
+      if (new_top > tops[r]) {
+        const float shrink = totals[r] > 0 ? __builtin_expf(tops[r] - new_top) : 0;
+        totals[r] *= shrink;
+        for (int64_t c = 0; c < h; c += kLanes)
+          store(acc + r * h + c, load(acc + r * h + c) * splat(shrink));
+        tops[r] = new_top;
+      }
+      totals[r] += sum(total);
+    }
+    for (int64_t c = 0; c < h; c += kPanel) {
+      const int tiles = (int)least<int64_t>(kTiles, (h - c) / kLanes);
+      blocks_of<Word>(tiles, &weights[0][0], kChunk / columns, rows,
+                      values + chunk * h * (kChunk / columns) + c * (kChunk / columns),
+                      kChunk / columns, acc + c, h, true);
+    }
+  }
+  for (int r = 0; r < rows; r++) {
+    const F inverse = splat(totals[r] > 0 ? 1 / totals[r] : 0);
+    float* to = a.out + row_of(r) * h;
+    for (int64_t c = 0; c < h; c += kLanes) store(to + c, load(acc + r * h + c) * inverse);
+  }
+}
+
+template <class Word, class T>
+void attend_rows(const Attention& a, const Threads& threads) {
+  constexpr int columns = Word::columns;
+  const int64_t h = a.h, rows = a.t * a.groups(), tiles = (rows + kTileRows - 1) / kTileRows;
+  for (int64_t b = 0; b < a.b; b++) {
+    const int32_t* at = a.q_at + b * a.t;
+    int32_t oldest = INT32_MAX, newest = -1;
+    for (int64_t t = 0; t < a.t; t++) {
+      newest = most(newest, at[t]);
+      if (at[t] >= 0) oldest = least(oldest, at[t]);
+    }
+    int64_t first, last;
+    visible(a, oldest, newest, first, last);
+    const int64_t chunks = most<int64_t>(0, (last - first + kChunk - 1) / kChunk);
+    const int64_t each = kChunk * h / columns;  // words of keys, or of values, of a chunk
+    Buffer<uint32_t> packed(2 * chunks * each);
+    uint32_t *keys = &packed[0], *values = keys + chunks * each;
+    for (int64_t head = 0; head < a.kv_heads; head++) {
+      const int64_t cache = (b * a.kv_heads + head) * a.slots * h;
+      threads.run(chunks, [&](int64_t c) {
+        const int64_t s0 = first + c * kChunk, from = cache + s0 * h;
+        pack_chunk<Word>(static_cast<const T*>(a.k) + from, static_cast<const T*>(a.v) + from, h,
+                         (int)least<int64_t>(kChunk, last - s0), keys + c * each, values + c * each);
+      });
+      threads.run(tiles, [&](int64_t task) {  // those that see most come first
+        const int64_t r0 = (tiles - 1 - task) * kTileRows;
+        attend_tile<Word, T>(a, b, head, r0, (int)least<int64_t>(kTileRows, rows - r0), first, last,
+                             keys, values);
+      });
+    }
+  }
+}
+
+template <class T>
+void attend_cache(const Attention& a, const Threads& threads) {
+  if (a.t == 1) return attend_row<T>(a, threads);
+#if defined(MINFER_HAS_BF16)
+  if (a.bfloat16) return attend_rows<Bfloat16, T>(a, threads);
+#endif
+  attend_rows<Float32, T>(a, threads);
+}
+
+inline bool attend(const Attention& a, const Threads& threads) {
+  if (a.h % 32) return false;
+  switch (a.cache) {
+    case Cache::f32: attend_cache<float>(a, threads); break;
+    case Cache::f16: attend_cache<F16>(a, threads); break;
+    case Cache::bf16: attend_cache<BF16>(a, threads); break;
+  }
+  return true;
+}
+
+}  // namespace minfer::MINFER_ISA

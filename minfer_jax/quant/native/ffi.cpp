@@ -1,0 +1,245 @@
+// The kernels as custom calls of XLA (its foreign function interface), on XLA's own threads.
+#include <atomic>
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+#include <cstring>
+#include <memory>
+
+#include "weight.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace ffi = xla::ffi;
+
+namespace minfer {
+namespace {
+
+// --- the instruction set -------------------------------------------------------------------------
+
+// From the most to the least able, as far as the library was built with them.
+const Kernels* const kAll[] = {
+#if defined(MINFER_WITH_avx512)
+    kAvx512,
+#endif
+#if defined(MINFER_WITH_avx2)
+    kAvx2,
+#endif
+#if defined(MINFER_WITH_neon)
+    kNeon,
+#endif
+    kPortable,
+};
+const Kernels* chosen = nullptr;
+
+bool runs_here(const Kernels* kernels) {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+#if defined(MINFER_WITH_avx512)
+  if (kernels == kAvx512)
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
+#endif
+#if defined(MINFER_WITH_avx2)
+  if (kernels == kAvx2)
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __builtin_cpu_supports("f16c");
+#endif
+#endif
+#if defined(__aarch64__) && defined(__linux__)
+  if (kernels != kPortable) return getauxval(AT_HWCAP) & (1 << 20);  // dot products of bytes
+#endif
+  return true;  // every other machine for which neon is built has them
+}
+
+// --- threads -------------------------------------------------------------------------------------
+
+// What the threads of one `run` share. It outlives the call: a thread may come when all is done.
+struct Shared {
+  std::atomic<int64_t> next{0}, done{0};
+  int64_t tasks;
+  Threads::Task task;
+  const void* f;
+
+  void work() {
+    for (int64_t i; (i = next.fetch_add(1)) < tasks;) {
+      task(f, i);
+      done.fetch_add(1);
+    }
+  }
+};
+
+inline void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+void start(void* pool, int64_t tasks, Threads::Task task, const void* f) {
+  auto* threads = static_cast<ffi::ThreadPool*>(pool);
+  const int64_t helpers = std::min<int64_t>(threads->num_threads(), tasks) - 1;
+  if (helpers < 1) {
+    for (int64_t i = 0; i < tasks; i++) task(f, i);
+    return;
+  }
+  auto shared = std::make_shared<Shared>();
+  shared->tasks = tasks;
+  shared->task = task;
+  shared->f = f;
+  for (int64_t i = 0; i < helpers; i++) threads->Schedule([shared] { shared->work(); });
+  shared->work();
+  while (shared->done.load() < tasks) pause();
+}
+
+Threads on(ffi::ThreadPool& pool) { return {(int)pool.num_threads(), &pool, start}; }
+
+// --- buffers to weights --------------------------------------------------------------------------
+
+ffi::Error invalid(const char* what) { return ffi::Error::InvalidArgument(what); }
+
+// Planes in the order bits, scale, sub, low, sublow (those that are there), or dense.
+bool read_weight(ffi::RemainingArgs planes, int32_t layer, int64_t n, int64_t k, int32_t width0,
+                 int32_t width1, int32_t group, int32_t super_block, int32_t zero, bool fine,
+                 bool has_low, Weight& w) {
+  w = {};
+  w.n = n;
+  w.k = k;
+  w.width[0] = width0;
+  w.width[1] = width1;
+  w.group = group;
+  w.super_block = super_block;
+  w.zero = zero;
+  size_t at = 0;
+  const auto plane = [&](ffi::DataType* type) -> const void* {
+    auto found = planes.get<ffi::AnyBuffer>(at++);
+    if (!found.has_value()) return nullptr;
+    const ffi::AnyBuffer& buffer = found.value();
+    const auto dims = buffer.dimensions();
+    int64_t offset = 0;
+    if (dims.size() == 4) {  // a stack
+      if (layer < 0 || layer >= dims[0]) return nullptr;
+      offset = (int64_t)buffer.size_bytes() / dims[0] * layer;
+    }
+    if (type) *type = buffer.element_type();
+    return static_cast<const char*>(buffer.untyped_data()) + offset;
+  };
+  if (width0 == 0) {
+    ffi::DataType type;
+    w.dense = plane(&type);
+    w.dense_type = type == ffi::F32 ? 'f' : type == ffi::F16 ? 'h' : 'b';
+    return w.dense != nullptr;
+  }
+  w.bits[0] = static_cast<const uint32_t*>(plane(nullptr));
+  if (width1) w.bits[1] = static_cast<const uint32_t*>(plane(nullptr));
+  w.scale = static_cast<const uint16_t*>(plane(nullptr));
+  if (fine) w.sub = static_cast<const int8_t*>(plane(nullptr));
+  if (has_low) w.low = static_cast<const uint16_t*>(plane(nullptr));
+  if (has_low && fine) w.sublow = static_cast<const int8_t*>(plane(nullptr));
+  return w.bits[0] && w.scale && (!width1 || w.bits[1]) && (!fine || w.sub) && (!has_low || w.low);
+}
+
+ffi::Error product(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Buffer<ffi::S32> layer,
+                   ffi::RemainingArgs planes, ffi::Result<ffi::Buffer<ffi::F32>> y, int64_t k,
+                   int32_t width0, int32_t width1, int32_t group, int32_t super_block, int32_t zero,
+                   bool fine, bool low, bool few, bool rounded) {
+  const auto dims = y->dimensions();
+  Weight w;
+  if (!read_weight(planes, layer.typed_data()[0], dims[1], k, width0, width1, group, super_block, zero,
+                   fine, low, w))
+    return invalid("a plane of the weight is missing, or the layer is outside its stack");
+  const Threads threads = on(pool);
+  const bool bf16 = x.element_type() == ffi::BF16;
+  float* out = y->typed_data();
+  const bool done =
+      few ? !bf16 && chosen->matvec(w, static_cast<const float*>(x.untyped_data()), dims[0], rounded, out, threads)
+          : chosen->matmul(w, x.untyped_data(), dims[0], bf16, out, threads);
+  return done ? ffi::Error::Success() : invalid("no kernel for this format of weight");
+}
+
+ffi::Error attention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::AnyBuffer k, ffi::AnyBuffer v,
+                     ffi::Buffer<ffi::S32> layer, ffi::Buffer<ffi::S32> q_at,
+                     ffi::Buffer<ffi::S32> k_at, ffi::Result<ffi::Buffer<ffi::F32>> out,
+                     int64_t window, float scale, bool bfloat16) {
+  const auto qd = q.dimensions(), kd = k.dimensions();  // B T N H, L B K S H
+  const int32_t at = layer.typed_data()[0];
+  if (at < 0 || at >= kd[0]) return invalid("the layer is outside the cache");
+  const int64_t offset = (int64_t)k.size_bytes() / kd[0] * at;
+  Attention a = {};
+  a.b = qd[0], a.t = qd[1], a.n = qd[2], a.h = qd[3], a.kv_heads = kd[2], a.slots = kd[3];
+  a.q = q.typed_data();
+  a.k = static_cast<const char*>(k.untyped_data()) + offset;
+  a.v = static_cast<const char*>(v.untyped_data()) + offset;
+  a.cache = k.element_type() == ffi::F32   ? Cache::f32
+            : k.element_type() == ffi::F16 ? Cache::f16
+                                           : Cache::bf16;
+  a.q_at = q_at.typed_data();
+  a.k_at = k_at.typed_data();
+  a.window = window;
+  a.scale = scale;
+  a.bfloat16 = bfloat16;
+  a.out = out->typed_data();
+  return chosen->attend(a, on(pool)) ? ffi::Error::Success() : invalid("no kernel for this head");
+}
+
+XLA_FFI_DEFINE_HANDLER(kProduct, product,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::Buffer<ffi::S32>>()
+                           .RemainingArgs()
+                           .Ret<ffi::Buffer<ffi::F32>>()
+                           .Attr<int64_t>("k")
+                           .Attr<int32_t>("width0")
+                           .Attr<int32_t>("width1")
+                           .Attr<int32_t>("group")
+                           .Attr<int32_t>("super_block")
+                           .Attr<int32_t>("zero")
+                           .Attr<bool>("fine")
+                           .Attr<bool>("low")
+                           .Attr<bool>("few")
+                           .Attr<bool>("rounded"));
+
+XLA_FFI_DEFINE_HANDLER(kAttention, attention,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::Buffer<ffi::F32>>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::Buffer<ffi::S32>>()
+                           .Arg<ffi::Buffer<ffi::S32>>()
+                           .Arg<ffi::Buffer<ffi::S32>>()
+                           .Ret<ffi::Buffer<ffi::F32>>()
+                           .Attr<int64_t>("window")
+                           .Attr<float>("scale")
+                           .Attr<bool>("bfloat16"));
+
+}  // namespace
+}  // namespace minfer
+
+// --- what Python calls ---------------------------------------------------------------------------
+
+extern "C" {
+
+// Takes the instruction set of this name, or the best one where it is empty. Returns its name, or
+// null if the library or the machine has none of that name.
+__attribute__((visibility("default"))) const char* minfer_choose(const char* name) {
+  for (const minfer::Kernels* kernels : minfer::kAll) {
+    if (!minfer::runs_here(kernels)) continue;
+    if (*name && std::strcmp(name, kernels->name)) continue;
+    minfer::chosen = kernels;
+    return kernels->name;
+  }
+  return nullptr;
+}
+
+// Whether the chosen one multiplies many rows in bfloat16.
+__attribute__((visibility("default"))) bool minfer_bfloat16() { return minfer::chosen->bfloat16; }
+
+__attribute__((visibility("default"))) XLA_FFI_Error* minfer_product(XLA_FFI_CallFrame* frame) {
+  return minfer::kProduct(frame);
+}
+
+__attribute__((visibility("default"))) XLA_FFI_Error* minfer_attention(XLA_FFI_CallFrame* frame) {
+  return minfer::kAttention(frame);
+}
+}

@@ -1,0 +1,78 @@
+// A packed weight as the kernels see it, and the table of kernels of one instruction set.
+#pragma once
+
+#include <cstdint>
+
+namespace minfer {
+
+// One layer of a stack, in tiles of 16 outputs; the planes and the formula of a weight are those of
+// quant/formats/base.py. Absent planes are null.
+struct Weight {
+  int64_t n, k;  // outputs, columns
+  int width[2];  // bits of the integer planes, 0 for none; both 0 for plain floats
+  int group, super_block, zero;
+  const uint32_t* bits[2];
+  const uint16_t* scale;
+  const int8_t* sub;
+  const uint16_t* low;
+  const int8_t* sublow;
+  const void* dense;
+  char dense_type;  // 'f' float32, 'h' float16, 'b' bfloat16
+
+  int64_t tiles() const { return (n + 15) / 16; }
+};
+
+enum class Cache { f32, f16, bf16 };
+
+// Queries against the cache of one layer; sizes as in model/attention.py.
+struct Attention {
+  int64_t b, t, n, h, kv_heads, slots;
+  const float* q;            // [B, T, N, H]
+  const void *k, *v;         // [B, K, S, H]
+  Cache cache;
+  const int32_t* q_at;       // [B, T]
+  const int32_t* k_at;       // [B, S]
+  int64_t window;            // 0 for none
+  float scale;
+  bool bfloat16;             // round the factors of both products
+  float* out;                // [B, T, N, H]
+
+  int64_t groups() const { return n / kv_heads; }
+  bool sees(int32_t qp, int32_t kp) const {
+    return kp >= 0 && kp <= qp && (window == 0 || qp - kp < window);
+  }
+};
+
+// The threads at hand. `run` calls f(0) .. f(tasks - 1) on them, in any order: no result may depend
+// on which.
+struct Threads {
+  using Task = void (*)(const void* f, int64_t i);
+  int count;
+  void* pool;
+  void (*start)(void* pool, int64_t tasks, Task task, const void* f);
+
+  template <class Call>
+  void run(int64_t tasks, const Call& f) const {
+    start(pool, tasks, [](const void* g, int64_t i) { (*static_cast<const Call*>(g))(i); }, &f);
+  }
+};
+
+// What an instruction set offers. A function is null, or returns false, where it cannot do it.
+struct Kernels {
+  const char* name;
+  bool bfloat16;  // whether products of many rows can be in bfloat16
+  // y [m, n] = x [m, k] times the weight, for a few rows. `rounded`: x is taken to 16 bits.
+  bool (*matvec)(const Weight&, const float* x, int64_t m, bool rounded, float* y,
+                 const Threads&);
+  // The same for many rows; x is float [m, k], or bfloat16 where `bf16`.
+  bool (*matmul)(const Weight&, const void* x, int64_t m, bool bf16, float* y,
+                 const Threads&);
+  bool (*attend)(const Attention&, const Threads&);
+};
+
+extern const Kernels* const kPortable;
+extern const Kernels* const kNeon;  // which of these there are depends on the machine built for
+extern const Kernels* const kAvx2;
+extern const Kernels* const kAvx512;
+
+}  // namespace minfer
