@@ -1,133 +1,195 @@
-"""`python -m minfer_jax.bench MODEL`: prefill and decode speed, with compile and load time apart.
+"""`python -m minfer_jax.bench [MODEL]`: prefill and decode speed, with compile and load time apart.
 
-Tests are named as llama-bench names them: pp512 is a prefill of 512 tokens, tg128 the generation of
-128, tg128@2048 that after a prompt of 2048. The table goes to standard output, the rest to standard
-error.
+The table goes to standard output, all else to standard error. `bench_tests` says what the tests
+are, `bench_rows` what a row says, `bench_memory` what the ceiling is, and `bench_compile` what
+`--compile` shows.
 """
 
-import argparse
-import resource
-import statistics
+import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
-from minfer_jax import language_model, sources
-from minfer_jax.bench_peer import LlamaCpp
-from minfer_jax.engine import Engine, check_prompt_fits
-from minfer_jax.model.precision import PRECISIONS
+if __name__ == "__main__":  # Ctrl-C during the imports below ends it without a traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
+import resource
 
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """One test: its name, and tokens a second of each repetition, ours and the peer's (or none)."""
+import jax
+from tqdm import tqdm
 
-    test: str
-    rates: tuple[float, ...]
-    peer: tuple[float, ...] = ()
+from minfer_jax import bench_compile, bench_memory, host, metadata_report, sources
+from minfer_jax.bench_flags import Options, help_text, parse
+from minfer_jax.bench_peer import LlamaBenchPeer, PackagePeer, Peer
+from minfer_jax.bench_rows import Run, backend, kernels, row, run_columns
+from minfer_jax.bench_table import render
+from minfer_jax.bench_tests import BenchTest, all_tests, measure
+from minfer_jax.command import guarded, leave, say
+from minfer_jax.engine import N_CTX, Engine, EngineError
+from minfer_jax.gguf import GGUFFile, open_gguf
+from minfer_jax.language_model import from_file
+from minfer_jax.model.load import read_model_config
 
-    @property
-    def median(self) -> float:
-        """Median of the rates."""
-        return statistics.median(self.rates)
-
-    @property
-    def deviation(self) -> float:
-        """Sample standard deviation; 0 for a single repetition."""
-        return statistics.stdev(self.rates) if len(self.rates) > 1 else 0.0
-
-
-def synthetic_ids(n: int, n_vocab: int) -> list[int]:
-    """n token ids spread over the vocabulary, the same in every run."""
-    return [(i * 7919 + 13) % n_vocab for i in range(n)]
-
-
-def our_rate(engine: Engine, ids: Sequence[int], n_gen: int) -> float:
-    """Tokens a second of the prefill of `ids` if n_gen is 0, else of n_gen tokens after it."""
-    list(engine.generate_tokens(ids, n_gen or 1, temperature=0.0))
-    return engine.stats.decode_rate if n_gen else engine.stats.prefill_rate
-
-
-def peer_rate(peer: LlamaCpp, ids: Sequence[int], n_gen: int) -> float:
-    """The same, by llama.cpp."""
-    if n_gen:
-        return n_gen / peer.decode_seconds(ids, n_gen)
-    return len(ids) / peer.prefill_seconds(ids)
-
-
-def measure(
-    engine: Engine, peer: LlamaCpp | None, *, n_prompt: int, n_gen: int, depth: int, repeat: int
-) -> list[Result]:
-    """Time the two tests, engine and peer in turn; the first round warms up and compiles.
-
-    Args:
-        engine: with room for n_prompt, and for depth + n_gen tokens.
-        peer: llama.cpp on the same file, or None.
-        n_prompt: tokens of the prefill test; 0 leaves it out.
-        n_gen: tokens of the decode test; 0 leaves it out.
-        depth: tokens before those, at least 1.
-        repeat: repetitions that count.
-    """
-    tests = []  # name, prompt length, generated tokens
-    if n_prompt:
-        tests.append((f"pp{n_prompt}", n_prompt, 0))
-    if n_gen:
-        tests.append((f"tg{n_gen}" + (f"@{depth}" if depth > 1 else ""), depth, n_gen))
-    results = []
-    for name, length, generated in tests:
-        ids = synthetic_ids(length, engine.cfg.n_vocab)
-        ours, theirs = [], []
-        for _ in range(repeat + 1):
-            ours.append(our_rate(engine, ids, generated))
-            if peer is not None:
-                theirs.append(peer_rate(peer, ids, generated))
-        results.append(Result(test=name, rates=tuple(ours[1:]), peer=tuple(theirs[1:])))
-    return results
+_SPARE = 16  # positions of context beyond what the tests need
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; the exit status is 0, or 1 for a model that cannot be run."""
-    parser = argparse.ArgumentParser(prog="python -m minfer_jax.bench", description=__doc__)
-    parser.add_argument("model", nargs="?", default=sources.DEFAULT_MODEL)
-    parser.add_argument("-p", type=int, default=512, help="prompt tokens, 0 for none (512)")
-    parser.add_argument("-n", type=int, default=128, help="generated tokens, 0 for none (128)")
-    parser.add_argument("-d", type=int, default=0, help="tokens before the generated ones (0)")
-    parser.add_argument("-r", type=int, default=5, help="repetitions (5)")
-    parser.add_argument("--vs", choices=("llama.cpp",), help="run a peer in turn, print ratios")
-    parser.add_argument("--precision", choices=PRECISIONS, default="default")
-    args = parser.parse_args(argv[1:])
-    if min(args.p, args.n, args.d) < 0 or args.r < 1 or not args.p + args.n:
-        parser.error("-p, -n and -d take 0 or more, -r 1 or more, and -p or -n must be above 0")
-    depth = max(args.d, 1)
-    begin = time.perf_counter()
-    try:
-        model = language_model.load(
-            args.model, n_ctx=max(args.p, depth + args.n) + 1, precision=args.precision
-        )
-        load_seconds = time.perf_counter() - begin
-        check_prompt_fits(max(args.p, depth + args.n), model.engine.n_ctx)
-        peer = LlamaCpp(model.file.path, n_ctx=model.engine.n_ctx) if args.vs else None
-        results = measure(
-            model.engine, peer, n_prompt=args.p, n_gen=args.n, depth=depth, repeat=args.r
-        )
-    except ValueError as e:
-        print(f"error: {e}", file=sys.stderr)
-        return 1
-    compiles = ", ".join(f"{c.name} {c.seconds:.2f}s" for c in model.engine.compiles)
-    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB elsewhere
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
-    print(f"load {load_seconds:.2f}s; compile {compiles}; peak {peak:.0f} MB", file=sys.stderr)
-    heads = ["model", "precision", "test", "tok/s"] + ["llama.cpp", "ratio"] * bool(args.vs)
-    print(f"| {' | '.join(heads)} |\n|{' --- |' * len(heads)}")
-    for r in results:
-        cells = [args.model, args.precision, r.test, f"{r.median:.1f} ± {r.deviation:.1f}"]
-        if r.peer:
-            theirs = statistics.median(r.peer)
-            cells += [f"{theirs:.1f}", f"{r.median / theirs:.2f}"]
-        print(f"| {' | '.join(cells)} |")
+    """Run the command.
+
+    Args:
+        argv: the program's name, flags and at most one model.
+
+    Returns:
+        The exit status: 0, 1 for wrong usage and for what cannot be run, 130 for Ctrl-C.
+    """
+    return guarded(lambda: _main(argv))
+
+
+def _main(argv: Sequence[str]) -> int:
+    options = parse(argv)
+    if options is None:
+        sys.stdout.write(help_text())
+        return 0
+    threads = host.use_threads(options.threads)
+    allowed = host.processors()
+    say(f"Threads: {threads} of {len(allowed)} processors ({_ranges(allowed)})")
+    file = open_gguf(sources.resolve(options.model))
+    tests = all_tests(options.n_prompt, options.n_gen, options.depths)
+    n_ctx = _n_ctx(options, tests, read_model_config(file).n_ctx_train)
+    if options.compiling:
+        rows, columns = _compile_rows(file, options, n_ctx), bench_compile.COLUMNS
+    else:
+        peers = _peers(options)
+        rows = _rows(file, options, tests, peers, n_ctx=n_ctx, threads=threads)
+        columns = run_columns(options.peers)
+    sys.stdout.write(render(rows, columns, options.output))
+    sys.stdout.flush()
     return 0
 
 
+def _n_ctx(options: Options, tests: Sequence[BenchTest], most: int) -> int:
+    """Positions of context, enough for every test.
+
+    Raises:
+        EngineError: the model has not so many.
+    """
+    if options.compiling:
+        return min(options.n_ctx or N_CTX, most)  # what generate compiles for
+    need = max(test.n_positions for test in tests)
+    if need > most:
+        raise EngineError(
+            f"the tests take {need} positions, and the model has {most}: lower -p, -d or -n"
+        )
+    longest = max((*options.n_prompt, *options.depths))
+    wanted = longest + max(options.n_gen, default=0) + _SPARE
+    return min(max(options.n_ctx or wanted, need), most)
+
+
+def _peers(options: Options) -> list[Peer]:
+    """The peers, each of which is there; said before anything long begins."""
+    peers: list[Peer] = []
+    for name in options.peers:
+        if name == "llama.cpp" and options.llama_bench is not None:
+            peers.append(LlamaBenchPeer(options.llama_bench))
+        else:
+            peers.append(PackagePeer(name, python=options.peer_python))
+        say(f"Peer: {name} ({peers[-1].version})")
+    return peers
+
+
+def _load(file: GGUFFile, options: Options, n_ctx: int) -> tuple[Engine, float]:
+    """The engine, and the seconds that loading it took."""
+    say(f"Loading model: {file.path} ...")
+    begin = time.perf_counter()
+    with metadata_report.loading_bar(file) as bar:
+        model = from_file(file, n_ctx=n_ctx, precision=options.precision, on_bytes=bar)
+    jax.block_until_ready(model.params)
+    seconds = time.perf_counter() - begin
+    say(f"Loaded in {seconds:.2f}s; kernels: {kernels()}")
+    return model.engine, seconds
+
+
+def _bar(total: int) -> tqdm:
+    return tqdm(total=total, leave=False, disable=not sys.stderr.isatty())
+
+
+def _compile_rows(file: GGUFFile, options: Options, n_ctx: int) -> list[dict[str, Any]]:
+    engine, _ = _load(file, options, n_ctx)
+    with _bar(len(engine.traces()) * options.repeat) as bar:
+        rows = bench_compile.measure(engine, repeat=options.repeat, on_turn=bar.update)
+    shared = {
+        "model": file.path.stem,
+        "backend": backend(),
+        "precision": engine.cfg.precision,
+        "n_ctx": engine.n_ctx,
+        "kernels": kernels(),
+    }
+    return [{**shared, **row} for row in rows]
+
+
+def _rows(
+    file: GGUFFile,
+    options: Options,
+    tests: Sequence[BenchTest],
+    peers: Sequence[Peer],
+    *,
+    n_ctx: int,
+    threads: int,
+) -> list[dict[str, Any]]:
+    ceiling = bench_memory.ceiling(threads)
+    engine, load_seconds = _load(file, options, n_ctx)
+    results = []
+    with _bar(len(tests) * (options.repeat + 1)) as bar:
+        for test in tests:
+            bar.set_description(test.name)
+            result = measure(
+                engine,
+                test,
+                peers,
+                model=file.path,
+                threads=threads,
+                repeat=options.repeat,
+                on_turn=bar.update,
+            )
+            results.append(result)
+    peak = peak_rss_bytes()
+    ceiling = max(ceiling, bench_memory.ceiling(threads))
+    cached = " from the cache" if all(c.cached for c in engine.compiles) else ""
+    say(f"Compiled: {len(engine.compiles)} programs in {engine.compile_seconds:.2f}s{cached}")
+    say(f"Memory: {ceiling / 1e9:.1f} GB/s at most; this process took {peak / 1e6:.0f} MB at most")
+    for result in results:
+        for peer in result.peers:
+            chosen = " ".join(f"{key}={int(value)}" for key, value in peer.settings.items())
+            say(f"{result.test.name}: {peer.name} ({peer.version}) {chosen}".rstrip())
+    about = Run(
+        file=file,
+        engine=engine,
+        threads=threads,
+        ceiling=ceiling,
+        load_seconds=load_seconds,
+        peak_rss_bytes=peak,
+    )
+    return [row(result, about) for result in results]
+
+
+def peak_rss_bytes() -> int:
+    """The most memory that this process had resident so far."""
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB elsewhere
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """(0, 1, 2, 5) -> "0-2,5"."""
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and n == runs[-1][-1] + 1:
+            runs[-1].append(n)
+        else:
+            runs.append([n])
+    return ",".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    leave(main(sys.argv))

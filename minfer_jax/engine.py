@@ -19,7 +19,7 @@ from minfer_jax.model import kv_state as kv
 from minfer_jax.model.config import ModelConfig
 from minfer_jax.model.kv_state import KVState
 from minfer_jax.model.params import Params
-from minfer_jax.programs import Compile, Programs, all_logits, decode, prefill
+from minfer_jax.programs import Compile, Programs, all_logits, decode, prefill, program_name
 from minfer_jax.sampling import SamplerState, SamplingParams, init_state
 
 N_CTX = 4096  # positions of context, unless told
@@ -201,6 +201,19 @@ class Engine:
     def compile_seconds(self) -> float:
         """Seconds spent compiling so far."""
         return sum(c.seconds for c in self.compiles)
+
+    def traces(self) -> dict[str, Callable[[], jax.stages.Traced]]:
+        """Every program that runs may need, by name: what traces it, anew at each call."""
+        chosen = SamplingParams(temperature=0.0)
+        rest = init_state(chosen, []), chosen.arrays()
+        programs = [(prefill, n, ()) for n in self._buckets]
+        programs += [(decode, 1, rest), (all_logits, self._buckets[-1], ())]
+        return {
+            program_name(function, n): partial(
+                self._programs.trace, function, self.params, n, *others
+            )
+            for function, n, others in programs
+        }
 
     @property
     def kv_bytes(self) -> int:

@@ -3,10 +3,8 @@
 Standard output carries the generated text alone; everything else goes to standard error.
 """
 
-import contextlib
 import dataclasses
 import logging as stdlib_logging
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -14,10 +12,10 @@ from collections.abc import Sequence
 if __name__ == "__main__":  # Ctrl-C during the imports below ends it without a traceback
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-import jax
 from absl import app, flags, logging
 
-from minfer_jax import metadata_report, sources
+from minfer_jax import host, metadata_report, sources
+from minfer_jax.command import fail, guarded, leave, say
 from minfer_jax.engine import Engine, check_prompt_fits
 from minfer_jax.generate_flags import Options, UsageError, help_text, parse
 from minfer_jax.gguf import GGUFFile, open_gguf
@@ -39,46 +37,31 @@ def main(argv: Sequence[str]) -> int:
         The exit status: 0, 1 for a model or prompt that cannot be run, 2 for wrong usage, 130 for
         Ctrl-C.
     """
-    # Where the caller has closed them there are none, and print would send one into the other.
-    sys.stdout = sys.stdout or open(os.devnull, "w")
-    sys.stderr = sys.stderr or open(os.devnull, "w")
-    sys.stdout.reconfigure(encoding="utf-8", errors="replace")  # pyright: ignore
+    return guarded(lambda: _main(argv))
+
+
+def _main(argv: Sequence[str]) -> int:
+    if any(a in ("-h", "-help", "--help") for a in argv[1:]):
+        sys.stdout.write(help_text())
+        return 0
     try:
-        if any(a in ("-h", "-help", "--help") for a in argv[1:]):
-            sys.stdout.write(help_text())
-            return 0
         return _run(parse(argv))
     except UsageError as e:
-        return _fail(str(e), 2)
-    except (ValueError, OSError) as e:
-        if isinstance(e, BrokenPipeError):
-            # Whoever read our output has gone: let the interpreter's last flush go elsewhere.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 0
-        return _fail(str(e), 1)
-    except (MemoryError, jax.errors.JaxRuntimeError) as e:
-        if not isinstance(e, MemoryError) and "RESOURCE_EXHAUSTED" not in str(e):
-            raise
-        return _fail("out of memory; try a smaller model or --n-ctx", 1)
-    except KeyboardInterrupt:
-        _say("\ninterrupted")
-        return 130
+        return fail(str(e), 2)
 
 
 def _run(options: Options) -> int:
-    if options.threads is not None:
-        # XLA's CPU client reads it when it starts, and starts that many threads.
-        os.environ["NPROC"] = str(min(options.threads, os.cpu_count() or 1))
+    host.use_threads(options.threads)
     logging.use_absl_handler()
     logging.set_verbosity(logging.WARNING)
     logging.get_absl_handler().setFormatter(stdlib_logging.Formatter("note: %(message)s"))
 
     path = sources.resolve(options.model)
-    _say(f"Loading model: {path} ...")
+    say(f"Loading model: {path} ...")
     file = open_gguf(path)
     _describe(file)
     if options.meta:
-        _say(metadata_report.metadata(file))
+        say(metadata_report.metadata(file))
     cfg = read_model_config(file)  # a file that cannot run is refused before anything long begins
     prompt = _read_prompt() if options.prompt is None else options.prompt
     tokenizer = Tokenizer.from_gguf(file)
@@ -86,8 +69,8 @@ def _run(options: Options) -> int:
     if not prompt.strip() or not ids:
         raise UsageError("the prompt is empty; give one as an argument or on standard input")
     check_prompt_fits(len(ids), cfg.n_ctx_train)
-    _say(f"Vocabulary: {tokenizer.n_vocab} tokens")
-    _say(f"Prompt: {len(ids)} tokens")
+    say(f"Vocabulary: {tokenizer.n_vocab} tokens")
+    say(f"Prompt: {len(ids)} tokens")
     with metadata_report.loading_bar(file) as bar:
         model = from_file(
             file,
@@ -96,10 +79,10 @@ def _run(options: Options) -> int:
             tokenizer=tokenizer,
             on_bytes=bar,
         )
-    _say(f"Loaded: {model.cfg.n_layer} layers")
-    _say("Model loaded.")
+    say(f"Loaded: {model.cfg.n_layer} layers")
+    say("Model loaded.")
     if options.meta:
-        _say(metadata_report.memory(model.engine))
+        say(metadata_report.memory(model.engine))
     return _generate(model, ids, options)
 
 
@@ -112,7 +95,7 @@ def _generate(model: LanguageModel, ids: list[int], options: Options) -> int:
         stop=options.stop,
         **dataclasses.asdict(options.sampling),
     )
-    _say("Compiling, or loading what an earlier run compiled ...")
+    say("Compiling, or loading what an earlier run compiled ...")
     told = False
     try:
         for piece in pieces:
@@ -134,7 +117,7 @@ def _generate(model: LanguageModel, ids: list[int], options: Options) -> int:
 
 def _say_prefill(engine: Engine) -> bool:
     stats = engine.stats
-    _say(_rate("Prefill: ", stats.n_prompt, stats.prefill_seconds, stats.prefill_rate))
+    say(_rate("Prefill: ", stats.n_prompt, stats.prefill_seconds, stats.prefill_rate))
     return True
 
 
@@ -145,11 +128,11 @@ def _report(engine: Engine) -> None:
     programs = ", ".join(
         f"{c.name} {c.seconds:.2f}s" + " from the cache" * c.cached for c in engine.compiles
     )
-    _say("\n---")
-    _say(_rate("Generated: ", stats.n_generated, stats.decode_seconds, stats.decode_rate))
-    _say(_rate("Total:     ", total, stats.total_seconds, rate))
-    _say(f"Compiled: {len(engine.compiles)} programs in {engine.compile_seconds:.2f}s ({programs})")
-    _say(f"Finished: {stats.finish_reason}")
+    say("\n---")
+    say(_rate("Generated: ", stats.n_generated, stats.decode_seconds, stats.decode_rate))
+    say(_rate("Total:     ", total, stats.total_seconds, rate))
+    say(f"Compiled: {len(engine.compiles)} programs in {engine.compile_seconds:.2f}s ({programs})")
+    say(f"Finished: {stats.finish_reason}")
 
 
 def _rate(label: str, n: int, seconds: float, rate: float) -> str:
@@ -160,7 +143,7 @@ def _read_prompt() -> str:
     if sys.stdin is None:
         return ""
     if sys.stdin.isatty():
-        _say("Type the prompt, then Ctrl-D:")
+        say("Type the prompt, then Ctrl-D:")
     raw = sys.stdin.buffer.read(_LONGEST_PROMPT + 1)
     if len(raw) > _LONGEST_PROMPT:
         raise UsageError(f"standard input holds more than {_LONGEST_PROMPT} bytes; give less")
@@ -169,28 +152,8 @@ def _read_prompt() -> str:
 
 def _describe(file: GGUFFile) -> None:
     size = sum(part.stat().st_size for part in file.parts)
-    _say(f"File: {size} bytes ({size / 2**20:.1f} MB) in {len(file.parts)} part(s)")
-    _say(f"GGUF: {len(file.metadata)} KV, {len(file.tensors)} tensors")
-
-
-def _say(line: str) -> None:
-    with contextlib.suppress(OSError):  # whoever read it has gone: the answer matters more
-        print(line, file=sys.stderr, flush=True)
-
-
-def _fail(message: str, status: int) -> int:
-    _say(f"error: {message}")
-    return status
-
-
-def _exit(status: int) -> None:
-    """End the process; after Ctrl-C at once, as jax may not survive a shutdown in mid-compile."""
-    if status == 130:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError, AttributeError):
-                stream.flush()
-        os._exit(status)
-    sys.exit(status)
+    say(f"File: {size} bytes ({size / 2**20:.1f} MB) in {len(file.parts)} part(s)")
+    say(f"GGUF: {len(file.metadata)} KV, {len(file.tensors)} tensors")
 
 
 def _keep_arguments(argv: list[str]) -> list[str]:
@@ -201,4 +164,4 @@ def _keep_arguments(argv: list[str]) -> list[str]:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    app.run(lambda argv: _exit(main(argv)), flags_parser=_keep_arguments)
+    app.run(lambda argv: leave(main(argv)), flags_parser=_keep_arguments)

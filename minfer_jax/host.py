@@ -1,9 +1,38 @@
 """What this machine is, and where the user's cache is."""
 
+import os
 import platform
+import sys
 from pathlib import Path
 
 CACHE = "~/.cache/minfer"
+
+
+def processors() -> tuple[int, ...]:
+    """Numbers of the processors that this process may use, as its affinity allows."""
+    if sys.platform == "linux":
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+def use_threads(n: int | None) -> int:
+    """Choose how many threads jax computes with on the CPU.
+
+    XLA's CPU client reads $NPROC when it starts, so this comes before anything runs on a device.
+
+    Args:
+        n: threads wanted, at least 1; more than there are processors is as many as there are.
+            None leaves it to $NPROC, or else takes every processor that the affinity allows.
+
+    Returns:
+        The threads it will be.
+    """
+    most = len(processors())
+    if n is None:
+        chosen = os.environ.get("NPROC", "")
+        return int(chosen) if chosen.isdecimal() and int(chosen) else most
+    os.environ["NPROC"] = str(min(n, most))
+    return min(n, most)
 
 
 def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:

@@ -124,10 +124,23 @@ class Programs:
             n_tokens: T.
             *rest: what the function takes after the KV state.
         """
-        name = _name(function, n_tokens)
+        name = program_name(function, n_tokens)
         if name in self._programs:
             return
         begin, hits = time.perf_counter(), _cache_hits
+        self._programs[name] = self.trace(function, params, n_tokens, *rest).lower().compile()
+        seconds = time.perf_counter() - begin
+        self.compiles.append(Compile(name=name, seconds=seconds, cached=_cache_hits > hits))
+        memory.trim()
+
+    def trace(
+        self, function: Callable, params: Params, n_tokens: int, *rest: object
+    ) -> jax.stages.Traced:
+        """The first stage of `compile`, of which nothing is kept; `lower()` and `compile()` follow.
+
+        Args:
+            function, params, n_tokens, *rest: as for `compile`.
+        """
         platform = next(iter(jax.tree.leaves(params)[0].devices())).platform
         jitted = jax.jit(
             partial(function, cfg=self._cfg),
@@ -135,11 +148,7 @@ class Programs:
             compiler_options=_COMPILER_OPTIONS.get(platform),
         )
         tokens = jax.ShapeDtypeStruct((1, n_tokens), jnp.int32)
-        lowered = jitted.lower(params, tokens, tokens, self._kv_shape, *rest)
-        self._programs[name] = lowered.compile()
-        seconds = time.perf_counter() - begin
-        self.compiles.append(Compile(name=name, seconds=seconds, cached=_cache_hits > hits))
-        memory.trim()
+        return jitted.trace(params, tokens, tokens, self._kv_shape, *rest)
 
     def call(
         self,
@@ -151,9 +160,10 @@ class Programs:
         *rest: object,
     ) -> tuple:
         """Run a compiled function; the KV state is donated, and the first result is the new one."""
-        program = self._programs[_name(function, tokens.shape[1])]
+        program = self._programs[program_name(function, tokens.shape[1])]
         return program(params, tokens, positions, kv_state, *rest)
 
 
-def _name(function: Callable, n_tokens: int) -> str:
+def program_name(function: Callable, n_tokens: int) -> str:
+    """What a function, compiled for so many tokens, is called."""
     return _NAMES[function] if function is decode else f"{_NAMES[function]} {n_tokens}"

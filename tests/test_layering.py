@@ -69,8 +69,13 @@ LAYERS = (
     "engine",
     "language_model",
     "metadata_report",
-    "generate_flags bench_peer",
-    "generate bench",
+    "command generate_flags",
+    "generate",
+    "bench_worker bench_process bench_memory bench_bytes bench_table",  # nothing of each other
+    "bench_peer bench_compile",
+    "bench_flags bench_tests",
+    "bench_rows",
+    "bench",
     "",  # minfer_jax itself
 )
 TEXT_SIDE = ("gguf", "tokenizer", "chat_template", "sources", "prompt", "stop_strings")

@@ -1,0 +1,63 @@
+"""What the commands share: their streams, and how whatever ends them early is told in one line."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+import jax
+
+
+def guarded(run: Callable[[], int]) -> int:
+    """Run the body of a command.
+
+    Args:
+        run: the body; its exit status is kept.
+
+    Returns:
+        The exit status: that of `run`; 1 where it raises ValueError or OSError, or memory ran out,
+        after one line on standard error; 130 after Ctrl-C; 0 where whoever read standard output has
+        gone.
+    """
+    # Where the caller has closed them there are none, and print would send one into the other.
+    sys.stdout = sys.stdout or open(os.devnull, "w")
+    sys.stderr = sys.stderr or open(os.devnull, "w")
+    sys.stdout.reconfigure(encoding="utf-8", errors="replace")  # pyright: ignore
+    try:
+        return run()
+    except BrokenPipeError:
+        # Let the interpreter's last flush go elsewhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (ValueError, OSError) as e:
+        return fail(str(e))
+    except (MemoryError, jax.errors.JaxRuntimeError) as e:
+        if not isinstance(e, MemoryError) and "RESOURCE_EXHAUSTED" not in str(e):
+            raise
+        return fail("out of memory; try a smaller model or --n-ctx")
+    except KeyboardInterrupt:
+        say("\ninterrupted")
+        return 130
+
+
+def say(line: str) -> None:
+    """Print a line on standard error; nothing depends on its being read."""
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
+
+
+def fail(message: str, status: int = 1) -> int:
+    """Say what went wrong; the exit status that goes with it."""
+    say(f"error: {message}")
+    return status
+
+
+def leave(status: int) -> NoReturn:
+    """End the process; after Ctrl-C at once, as jax may not survive a shutdown in mid-compile."""
+    if status == 130:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        os._exit(status)
+    sys.exit(status)

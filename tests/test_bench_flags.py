@@ -1,0 +1,108 @@
+"""What the bench's command line comes to."""
+
+import pytest
+
+from minfer_jax.bench_flags import FlagError, Options, help_text, parse
+from minfer_jax.bench_peer import PACKAGES
+
+
+def options(*words: str) -> Options:
+    parsed = parse(["bench", *words])
+    assert parsed is not None
+    return parsed
+
+
+def test_defaults():
+    assert options() == Options(
+        model="smollm2",
+        n_prompt=(512,),
+        n_gen=(128,),
+        depths=(0,),
+        repeat=5,
+        output="md",
+        n_ctx=None,
+        threads=None,
+        precision="default",
+        peers=(),
+        peer_python=None,
+        llama_bench=None,
+        compiling=False,
+    )
+
+
+def test_all_flags_in_any_order():
+    words = (
+        "-p 512,2048 x.gguf -n 64,128 -d 0,2048 -r 3 -o json -t 2 --n-ctx 4096 --vs ik_llama.cpp"
+    )
+    more = "--vs llama.cpp --vs-python /v/bin/python --precision highest --vs ik_llama.cpp"
+    assert options(*words.split(), *more.split()) == Options(
+        model="x.gguf",
+        n_prompt=(512, 2048),
+        n_gen=(64, 128),
+        depths=(0, 2048),
+        repeat=3,
+        output="json",
+        n_ctx=4096,
+        threads=2,
+        precision="highest",
+        peers=("ik_llama.cpp", "llama.cpp"),
+        peer_python="/v/bin/python",
+        llama_bench=None,
+        compiling=False,
+    )
+
+
+def test_zero_leaves_a_test_out_and_a_number_counts_once():
+    assert options("-p", "0").n_prompt == ()
+    assert options("-n0", "-p", "7,0,7").n_prompt == (7,)
+    assert options("-n", "0").n_gen == ()
+
+
+def test_a_llama_bench_is_llama_cpp():
+    assert options("--llama-bench", "./b").peers == ("llama.cpp",)
+    assert options("--llama-bench", "./b", "--vs", "llama.cpp").peers == ("llama.cpp",)
+
+
+def test_compiling_is_repeated_only_when_told():
+    assert options("--compile").repeat == 1
+    assert options("--compile", "-r", "4").repeat == 4
+    assert options("--compile", "-p", "0", "-n", "0").compiling
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        ("-p 0 -n 0", "-p and -n are both 0"),
+        ("-r 0", "-r has '0', expected whole numbers from 1"),
+        ("-t 0", "-t has '0'"),
+        ("-p -3", "-p"),
+        ("-p x", "-p has 'x'"),
+        ("-p 5,", "-p has ''"),
+        ("-n 1.5", "-n has '1.5'"),
+        ("-d ٣", "-d has"),
+        ("-p 99999999999999999999", "-p has '9999"),
+        ("-p 2147483648", "to 2147483647"),
+        ("--n-ctx 0", "--n-ctx has '0'"),
+        ("-o xml", "invalid choice: 'xml'"),
+        ("--vs vllm", "invalid choice: 'vllm'"),
+        ("--precision low", "invalid choice: 'low'"),
+        ("a.gguf b.gguf", "unrecognized arguments: b.gguf"),
+        ("--bogus", "unrecognized arguments: --bogus"),
+        ("-r", "expected one argument"),
+        ("--compile --vs llama.cpp", "--compile times our own"),
+    ],
+)
+def test_wrong_usage_is_told_in_one_line(words, match):
+    with pytest.raises(FlagError) as caught:
+        parse(["bench", *words.split()])
+    assert match in str(caught.value)
+    assert str(caught.value).isprintable()
+
+
+def test_help():
+    assert parse(["bench", "-h"]) is None
+    assert parse(["bench", "-p", "1", "--bogus", "--help"]) is None
+    text = help_text()
+    for word in ("-p", "-n", "-d", "-r", "-o", "-t", "--n-ctx", "--compile", *PACKAGES, "examples"):
+        assert word in text
+    assert max(map(len, text.splitlines())) <= 100
