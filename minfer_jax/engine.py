@@ -252,11 +252,15 @@ class Engine:
 
         jax.block_until_ready(self._kv)
         decode_begin = time.perf_counter()
-        next_token, sampler = step(ids[None, -1:], len(ids) - 1)
-        token = _only(next_token)
-        stats.prefill_seconds = time.perf_counter() - begin
-
+        # A step is sent off before the token that it continues is read: the device never waits for
+        # the host. The one that a stop makes needless is forgotten.
+        drawn, sampler = step(ids[None, -1:], len(ids) - 1)
         for n in range(1, room + 1):
+            if n < room:
+                following, sampler = step(drawn, len(ids) + n - 1)
+            token = _only(drawn)
+            if n == 1:
+                stats.prefill_seconds = time.perf_counter() - begin
             if token < 0:
                 at = len(ids) + n - 2
                 self._kv = None  # NaN in it would get into later runs, as 0 times NaN is NaN
@@ -264,8 +268,6 @@ class Engine:
             if token in stop_ids:
                 stats.finish_reason = "stop"
                 return
-            if n < room:  # the next step is on its way before this token is handed out
-                next_token, sampler = step(next_token, len(ids) + n - 1)
             stats.n_generated = n
             now = time.perf_counter()
             stats.decode_seconds, stats.total_seconds = now - decode_begin, now - begin
@@ -273,7 +275,7 @@ class Engine:
             if run != self._run:
                 raise EngineError("this run was overtaken by another on the same engine")
             if n < room:
-                token = _only(next_token)
+                drawn = following
 
     def _call(
         self, function: Callable, tokens: np.ndarray | Array, positions: np.ndarray, *rest: object

@@ -1,5 +1,6 @@
 """One transformer block, driven by the configuration and by which weights are there."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax.numpy as jnp
@@ -9,8 +10,9 @@ from minfer_jax.model import kv_state as kv
 from minfer_jax.model import rope
 from minfer_jax.model.attention import attend
 from minfer_jax.model.config import LayerSpec, ModelConfig
-from minfer_jax.model.layers import gated_mlp, linear, rms_norm, side_by_side
+from minfer_jax.model.layers import gated_mlp, linear, side_by_side
 from minfer_jax.model.params import LayerParams
+from minfer_jax.quant.prologue import RmsNorm, rms_norm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +56,8 @@ def store(
     Returns:
         (queries, neither normed nor rotated; k_cache; v_cache).
     """
-    h = rms_norm(x, p.attn_norm, cfg.norm_eps)
-    q, k, v = _split_heads(side_by_side(h, p.qkv, cfg.rounding), cfg)
+    norm = RmsNorm(p.attn_norm, cfg.norm_eps)
+    q, k, v = _split_heads(side_by_side(x, p.qkv, cfg.rounding, norm), cfg)
     k = _norm_and_rotate(k, p.k_norm, place.positions, place, cfg)
     k_cache = kv.write(k_cache, k, place.layer, place.slots)
     return q, k_cache, kv.write(v_cache, v, place.layer, place.slots)
@@ -107,11 +109,35 @@ def mix(
         # One row is bound by memory, not arithmetic: it can have float32 for nothing.
         "float32" if q.shape[1] == 1 else cfg.rounding.many,
     )
-    a = linear(a.reshape(*a.shape[:2], -1), p.attn_output, cfg.rounding)
-    x = x + _norm_if(a, p.post_attn_norm, cfg)
-    h = rms_norm(x, p.ffn_norm, cfg.norm_eps)
-    m = gated_mlp(h, p.gate_up, p.ffn_down, activation=cfg.activation, rounding=cfg.rounding)
-    return x + _norm_if(m, p.post_ffn_norm, cfg)
+    a = a.reshape(*a.shape[:2], -1)
+    x = _add(
+        x, p.post_attn_norm, cfg, lambda plus: linear(a, p.attn_output, cfg.rounding, plus=plus)
+    )
+
+    def mlp(plus: Array | None) -> Array:
+        return gated_mlp(
+            x,
+            RmsNorm(p.ffn_norm, cfg.norm_eps),
+            p.gate_up,
+            p.ffn_down,
+            activation=cfg.activation,
+            rounding=cfg.rounding,
+            plus=plus,
+        )
+
+    return _add(x, p.post_ffn_norm, cfg, mlp)
+
+
+def _add(
+    x: Float[Array, "B R D"],
+    post_norm: Array | None,
+    cfg: ModelConfig,
+    sublayer: Callable[[Array | None], Array],
+) -> Float[Array, "B R D"]:
+    """x and what a sub-layer gives, which adds its argument itself; normed first where it must."""
+    if post_norm is None:
+        return sublayer(x)
+    return x + rms_norm(sublayer(None), post_norm, cfg.norm_eps)
 
 
 def _split_heads(qkv: Float[Array, "B T qkv"], cfg: ModelConfig) -> tuple[Array, Array, Array]:

@@ -11,9 +11,10 @@ from minfer_jax.model import kv_state as kv
 from minfer_jax.model.block import Place, mix, store
 from minfer_jax.model.config import LayerSpec, ModelConfig
 from minfer_jax.model.kv_state import KVState
-from minfer_jax.model.layers import linear, rms_norm
+from minfer_jax.model.layers import linear
 from minfer_jax.model.params import LayerParams, Params, pick
 from minfer_jax.quant import xla
+from minfer_jax.quant.prologue import RmsNorm
 
 _Carry = tuple[Array, tuple[Array, Array], tuple[Array, Array]]  # x, keys, values
 Index = int | Array
@@ -122,8 +123,8 @@ def forward(
         carry = run(carry, *last, _last_rows(positions, n_out))
 
     x, k, v = carry
-    x = rms_norm(x, params.output_norm, cfg.norm_eps)
-    logits = linear(x, params.output, cfg.rounding)
+    norm = RmsNorm(params.output_norm, cfg.norm_eps)
+    logits = linear(x, params.output, cfg.rounding, norm)
     if cfg.final_softcap:
         logits = cfg.final_softcap * jnp.tanh(logits / cfg.final_softcap)
     return logits, KVState(k=k, v=v, positions=(held[0], held[1]))
@@ -163,6 +164,8 @@ def _layers(
         if differentiable:
             branches = [partial(one, n) for n in range(len(present))]
             return lax.switch(which, branches, carry, index, in_kind), None
+        if len(present) == 1:
+            return one(0, carry, index, in_kind), None
         for number in range(len(present)):
             turns = (which == number).astype(jnp.int32)
 

@@ -1,30 +1,29 @@
 """Small pure layers."""
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from minfer_jax.model.params import Linear
 from minfer_jax.quant.matmul import Rounding, qmatmul
-
-ACTIVATIONS = {
-    "silu": jax.nn.silu,
-    "gelu": lambda x: jax.nn.gelu(x, approximate=True),
-}
+from minfer_jax.quant.prologue import Gate, Prologue, RmsNorm
 
 
-def rms_norm(x: Float[Array, "... D"], weight: Float[Array, " D"], eps: float) -> Array:
-    """x / sqrt(mean(x^2) + eps) * weight, in float32 (Zhang & Sennrich 2019)."""
-    scale = jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + jnp.float32(eps))
-    return x * scale * _last_axis(weight, x.ndim)
-
-
-def linear(x: Float[Array, "... K"], p: Linear, rounding: Rounding) -> Float[Array, "... N"]:
-    """x W^T * scale + bias, in float32; `rounding` as in qmatmul."""
-    y = qmatmul(x, p.weight, rounding)
+def linear(
+    x: Float[Array, "... width"],
+    p: Linear,
+    rounding: Rounding,
+    prologue: Prologue | None = None,
+    plus: Float[Array, "... N"] | None = None,
+) -> Float[Array, "... N"]:
+    """prologue(x) W^T * scale + bias + plus, in float32; arguments as in qmatmul."""
+    if p.scale is None and p.bias is None:
+        return qmatmul(x, p.weight, rounding, prologue=prologue, plus=plus)
+    y = qmatmul(x, p.weight, rounding, prologue=prologue)
     if p.scale is not None:
         y = y * _last_axis(p.scale, y.ndim)
-    return y if p.bias is None else y + _last_axis(p.bias, y.ndim)
+    if p.bias is not None:
+        y = y + _last_axis(p.bias, y.ndim)
+    return y if plus is None else y + plus
 
 
 def _last_axis(vector: Float[Array, " D"], ndim: int) -> Array:
@@ -32,20 +31,24 @@ def _last_axis(vector: Float[Array, " D"], ndim: int) -> Array:
     return jnp.expand_dims(vector, tuple(range(ndim - 1)))
 
 
-def side_by_side(x: Float[Array, "... K"], maps: tuple[Linear, ...], rounding: Rounding) -> Array:
-    """The outputs of several maps of one x, concatenated."""
-    outputs = [linear(x, p, rounding) for p in maps]
+def side_by_side(
+    x: Float[Array, "... K"], maps: tuple[Linear, ...], rounding: Rounding, norm: RmsNorm
+) -> Float[Array, "... N"]:
+    """The outputs of several maps of one x, which is normed first, concatenated."""
+    outputs = [linear(x, p, rounding, norm) for p in maps]
     return outputs[0] if len(outputs) == 1 else jnp.concatenate(outputs, axis=-1)
 
 
 def gated_mlp(
     x: Float[Array, "... D"],
+    norm: RmsNorm,
     gate_up: tuple[Linear, ...],
     down: Linear,
     *,
     activation: str,
     rounding: Rounding,
+    plus: Float[Array, "... D"] | None,
 ) -> Float[Array, "... D"]:
-    """down(act(gate x) * (up x)) (Shazeer 2020)."""
-    gate, up = jnp.split(side_by_side(x, gate_up, rounding), 2, axis=-1)
-    return linear(ACTIVATIONS[activation](gate) * up, down, rounding)
+    """down(act(gate h) * (up h)) + plus, of h = norm(x) (Shazeer 2020)."""
+    both = side_by_side(x, gate_up, rounding, norm)
+    return linear(both, down, rounding, Gate(activation), plus)

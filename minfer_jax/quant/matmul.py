@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 
 from minfer_jax.quant import native, xla
 from minfer_jax.quant.native import calls
+from minfer_jax.quant.prologue import Gate, Prologue, applied
 from minfer_jax.quant.qtensor import QTensor
 
 # Up to this many rows of x, reading packed words beats unpacking the weight first.
@@ -34,52 +35,76 @@ class Rounding:
 EXACT = Rounding()
 
 
-def qmatmul(x: Float[Array, "... K"], w: QTensor, rounding: Rounding) -> Float[Array, "... N"]:
+def qmatmul(
+    x: Float[Array, "... width"],
+    w: QTensor,
+    rounding: Rounding,
+    *,
+    prologue: Prologue | None = None,
+    plus: Float[Array, "... N"] | None = None,
+) -> Float[Array, "... N"]:
     """x times the transposed weight, accumulated and returned in float32.
 
     Args:
-        x: activations, [..., K].
+        x: activations, [..., K]; [..., 2 K] before a Gate.
         w: packed weight, [N, K].
         rounding: of the factors; EXACT for float32 throughout.
+        prologue: what is done to x first, in float32.
+        plus: added to the product.
 
     Returns:
-        float32 [..., N]. Its derivative with respect to x is that of the product in float32.
+        float32 [..., N]. Its derivative is that of the same in float32.
 
     Raises:
-        ValueError: the last axis of x is not K.
+        ValueError: the last axis of x does not fit K.
     """
     n, k = w.shape
-    if x.shape[-1] != k:
-        raise ValueError(f"x has {x.shape[-1]} columns, but the weight [N={n}, K={k}] needs {k}")
-    out = _product(x.reshape(-1, k), w, rounding)
+    needs = 2 * k if isinstance(prologue, Gate) else k
+    if x.shape[-1] != needs:
+        raise ValueError(
+            f"x has {x.shape[-1]} columns, but the weight [N={n}, K={k}] needs {needs}"
+        )
+    flat = None if plus is None else plus.reshape(-1, n)
+    out = _product(x.reshape(-1, needs), w, prologue, flat, rounding)
     return out.reshape(*x.shape[:-1], n)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
-def _product(x: Float[Array, "M K"], w: QTensor, rounding: Rounding) -> Float[Array, "M N"]:
+@functools.partial(jax.custom_jvp, nondiff_argnums=(4,))
+def _product(
+    x: Float[Array, "M width"],
+    w: QTensor,
+    prologue: Prologue | None,
+    plus: Float[Array, "M N"] | None,
+    rounding: Rounding,
+) -> Float[Array, "M N"]:
     many = jnp.dtype(rounding.many)
-    if native.isa() is not None and calls.supports(w):
-        if len(x) <= NATIVE_ROWS:
-            rounded = rounding.few == "int16"
-            return calls.product(x.astype(jnp.float32), w, few=True, rounded=rounded)
-        if many == jnp.float32 or native.bfloat16():
-            return calls.product(x.astype(many), w, few=False)
-    if len(x) <= MATVEC_ROWS:
-        return xla.matvec(x, w)
-    return lax.dot(
-        x.astype(many),
-        xla.dequantize(w, many),
-        precision=lax.Precision.HIGHEST,
-        preferred_element_type=jnp.float32,
-    )
+    kernel = native.isa() is not None and calls.supports(w)
+    if kernel and len(x) <= NATIVE_ROWS:
+        rounded = rounding.few == "int16"
+        return calls.matvec(x.astype(jnp.float32), w, prologue, plus, rounded=rounded)
+    x = applied(x, prologue)
+    if kernel and (many == jnp.float32 or native.bfloat16()):
+        out = calls.matmul(x.astype(many), w)
+    elif len(x) <= MATVEC_ROWS:
+        out = xla.matvec(x, w)
+    else:
+        out = lax.dot(
+            x.astype(many),
+            xla.dequantize(w, many),
+            precision=lax.Precision.HIGHEST,
+            preferred_element_type=jnp.float32,
+        )
+    return out if plus is None else out + plus
 
 
 @_product.defjvp
 def _product_jvp(rounding: Rounding, primals: tuple, tangents: tuple) -> tuple[Array, Array]:
     """A kernel has no derivative, and that of `matvec`'s terms would take minutes to compile."""
 
-    def plain(x: Array, w: QTensor) -> Array:
+    def plain(x: Array, w: QTensor, prologue: Prologue | None, plus: Array | None) -> Array:
         weight = xla.dequantize(w, jnp.dtype(jnp.float32))
-        return lax.dot(x.astype(jnp.float32), weight, precision=lax.Precision.HIGHEST)
+        x = applied(x.astype(jnp.float32), prologue)
+        out = lax.dot(x, weight, precision=lax.Precision.HIGHEST)
+        return out if plus is None else out + plus
 
     return _product(*primals, rounding), jax.jvp(plain, primals, tangents)[1]

@@ -17,7 +17,7 @@ log = logging.getLogger("minfer_jax")
 
 VARIABLE = "MINFER_CPU_ISA"
 OFF = "off"
-CALLS = {"minfer_product": "minfer_product", "minfer_attention": "minfer_attention"}
+CALLS = ("minfer_matvec", "minfer_matmul", "minfer_attention")
 
 
 class IsaError(ValueError):
@@ -40,8 +40,8 @@ def library() -> ctypes.CDLL | None:
         return None
     found.minfer_choose.restype = ctypes.c_char_p
     found.minfer_bfloat16.restype = ctypes.c_bool
-    for target, symbol in CALLS.items():
-        jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(found[symbol]), platform="cpu")
+    for name in CALLS:
+        jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(found[name]), platform="cpu")
     return found
 
 

@@ -1,10 +1,13 @@
 """The kernels as jnp functions; `quant/xla.py` and `model/attention.py` say what each computes."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from minfer_jax.quant.prologue import Gate, Prologue, RmsNorm
 from minfer_jax.quant.qtensor import QTensor
 
 
@@ -13,40 +16,80 @@ def supports(w: QTensor) -> bool:
     return w.shape[1] % 32 == 0
 
 
-def product(
-    x: Float[Array, "M K"], w: QTensor, *, few: bool, rounded: bool = False
+# The numbers that ffi.cpp knows prologues by; 0 for none, 1 for RmsNorm.
+_GATES = {"silu": 2, "gelu": 3}
+
+
+def matvec(
+    x: Float[Array, "M width"],
+    w: QTensor,
+    prologue: Prologue | None = None,
+    plus: Float[Array, "M N"] | None = None,
+    *,
+    rounded: bool = False,
 ) -> Float[Array, "M N"]:
-    """x times the weight.
+    """prologue(x) times the weight, and `plus`: for a few rows of x, the weight is read once.
 
     Args:
-        x: float32; or bfloat16 for a product of many rows in bfloat16, summed in float32.
+        x: float32.
         w: a weight that `supports` accepts.
-        few: read the weight once, for up to 16 rows; else unpack it once, for many.
-        rounded: with `few`, round x to 16 bits, one scale for 32 columns.
+        prologue: done to x first.
+        plus: added to the result.
+        rounded: round what the product is taken of to 16 bits, one scale for 32 columns.
     """
-    fmt = w.fmt
-    planes = [*w.bits, *(p for p in (w.scale, w.sub, w.low, w.sublow, w.dense) if p is not None)]
-    widths = (*fmt.widths, 0, 0)
-    call = jax.ffi.ffi_call(
-        "minfer_product",
-        jax.ShapeDtypeStruct((x.shape[0], w.shape[0]), jnp.float32),
-        vmap_method="sequential",
-    )
-    return call(
+    before = [] if plus is None else [plus]
+    kind, eps = 0, 0.0
+    if isinstance(prologue, RmsNorm):
+        kind, eps = 1, prologue.eps
+        before.append(prologue.weight)
+    elif isinstance(prologue, Gate):
+        kind = _GATES[prologue.activation]
+    return _call("minfer_matvec", (x.shape[0], w.shape[0]))(
         x,
-        jnp.int32(0) if w.layer is None else w.layer,
-        *planes,
-        k=np.int64(w.shape[1]),
-        width0=np.int32(widths[0]),
-        width1=np.int32(widths[1]),
-        group=np.int32(fmt.group),
-        super_block=np.int32(fmt.super_block),
-        zero=np.int32(fmt.zero),
-        fine=w.sub is not None,
-        low=w.low is not None,
-        few=few,
+        *_planes(w, before),
+        **_format(w),
+        plus=plus is not None,
+        prologue=np.int32(kind),
+        eps=np.float32(eps),
         rounded=rounded,
     )
+
+
+def matmul(x: Float[Array, "M K"], w: QTensor) -> Float[Array, "M N"]:
+    """x times the weight, for many rows of x: the weight is unpacked once.
+
+    Args:
+        x: float32, or bfloat16 for a product in bfloat16, summed in float32.
+        w: a weight that `supports` accepts.
+    """
+    return _call("minfer_matmul", (x.shape[0], w.shape[0]))(x, *_planes(w, []), **_format(w))
+
+
+def _call(target: str, shape: tuple[int, ...]) -> Callable[..., Array]:
+    result = jax.ShapeDtypeStruct(shape, jnp.float32)
+    return jax.ffi.ffi_call(target, result, vmap_method="sequential")
+
+
+def _planes(w: QTensor, before: list[Array]) -> list[Array]:
+    """The layer, then what comes before the planes, then the planes, as ffi.cpp reads them."""
+    layer = jnp.int32(0) if w.layer is None else w.layer
+    planes = [p for p in (w.scale, w.sub, w.low, w.sublow, w.dense) if p is not None]
+    return [layer, *before, *w.bits, *planes]
+
+
+def _format(w: QTensor) -> dict[str, object]:
+    fmt = w.fmt
+    widths = (*fmt.widths, 0, 0)
+    return {
+        "k": np.int64(w.shape[1]),
+        "width0": np.int32(widths[0]),
+        "width1": np.int32(widths[1]),
+        "group": np.int32(fmt.group),
+        "super_block": np.int32(fmt.super_block),
+        "zero": np.int32(fmt.zero),
+        "fine": w.sub is not None,
+        "low": w.low is not None,
+    }
 
 
 def attention(
@@ -62,10 +105,7 @@ def attention(
     bfloat16: bool,
 ) -> Float[Array, "B T N H"]:
     """Causal attention over the slots that hold something; H is a multiple of 32."""
-    call = jax.ffi.ffi_call(
-        "minfer_attention", jax.ShapeDtypeStruct(q.shape, jnp.float32), vmap_method="sequential"
-    )
-    return call(
+    return _call("minfer_attention", q.shape)(
         q,
         k,
         v,

@@ -97,21 +97,27 @@ Threads on(ffi::ThreadPool& pool) { return {(int)pool.num_threads(), &pool, star
 
 ffi::Error invalid(const char* what) { return ffi::Error::InvalidArgument(what); }
 
-// Planes in the order bits, scale, sub, low, sublow (those that are there), or dense.
-bool read_weight(ffi::RemainingArgs planes, int32_t layer, int64_t n, int64_t k, int32_t width0,
-                 int32_t width1, int32_t group, int32_t super_block, int32_t zero, bool fine,
-                 bool has_low, Weight& w) {
+// What a weight is, as the attributes of a call say it.
+struct Format {
+  int64_t k;
+  int32_t width0, width1, group, super_block, zero;
+  bool fine, low;
+};
+
+// The planes of one layer, from operand `at` on, in the order bits, scale, sub, low, sublow (those
+// that are there), or dense.
+bool read_weight(const ffi::RemainingArgs& args, size_t at, int32_t layer, int64_t n, const Format& f,
+                 Weight& w) {
   w = {};
   w.n = n;
-  w.k = k;
-  w.width[0] = width0;
-  w.width[1] = width1;
-  w.group = group;
-  w.super_block = super_block;
-  w.zero = zero;
-  size_t at = 0;
+  w.k = f.k;
+  w.width[0] = f.width0;
+  w.width[1] = f.width1;
+  w.group = f.group;
+  w.super_block = f.super_block;
+  w.zero = f.zero;
   const auto plane = [&](ffi::DataType* type) -> const void* {
-    auto found = planes.get<ffi::AnyBuffer>(at++);
+    auto found = args.get<ffi::AnyBuffer>(at++);
     if (!found.has_value()) return nullptr;
     const ffi::AnyBuffer& buffer = found.value();
     const auto dims = buffer.dimensions();
@@ -123,37 +129,61 @@ bool read_weight(ffi::RemainingArgs planes, int32_t layer, int64_t n, int64_t k,
     if (type) *type = buffer.element_type();
     return static_cast<const char*>(buffer.untyped_data()) + offset;
   };
-  if (width0 == 0) {
-    ffi::DataType type;
+  if (f.width0 == 0) {
+    ffi::DataType type = ffi::F32;
     w.dense = plane(&type);
     w.dense_type = type == ffi::F32 ? 'f' : type == ffi::F16 ? 'h' : 'b';
     return w.dense != nullptr;
   }
   w.bits[0] = static_cast<const uint32_t*>(plane(nullptr));
-  if (width1) w.bits[1] = static_cast<const uint32_t*>(plane(nullptr));
+  if (f.width1) w.bits[1] = static_cast<const uint32_t*>(plane(nullptr));
   w.scale = static_cast<const uint16_t*>(plane(nullptr));
-  if (fine) w.sub = static_cast<const int8_t*>(plane(nullptr));
-  if (has_low) w.low = static_cast<const uint16_t*>(plane(nullptr));
-  if (has_low && fine) w.sublow = static_cast<const int8_t*>(plane(nullptr));
-  return w.bits[0] && w.scale && (!width1 || w.bits[1]) && (!fine || w.sub) && (!has_low || w.low);
+  if (f.fine) w.sub = static_cast<const int8_t*>(plane(nullptr));
+  if (f.low) w.low = static_cast<const uint16_t*>(plane(nullptr));
+  if (f.low && f.fine) w.sublow = static_cast<const int8_t*>(plane(nullptr));
+  return w.bits[0] && w.scale && (!f.width1 || w.bits[1]) && (!f.fine || w.sub) &&
+         (!f.low || w.low);
 }
 
-ffi::Error product(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Buffer<ffi::S32> layer,
-                   ffi::RemainingArgs planes, ffi::Result<ffi::Buffer<ffi::F32>> y, int64_t k,
-                   int32_t width0, int32_t width1, int32_t group, int32_t super_block, int32_t zero,
-                   bool fine, bool low, bool few, bool rounded) {
+constexpr char kNoPlane[] = "a plane of the weight is missing, or the layer is outside its stack";
+constexpr char kNoKernel[] = "no kernel for this format of weight";
+
+ffi::Error matvec(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::S32> layer,
+                  ffi::RemainingArgs args, ffi::Result<ffi::Buffer<ffi::F32>> y, int64_t k,
+                  int32_t width0, int32_t width1, int32_t group, int32_t super_block, int32_t zero,
+                  bool fine, bool low, bool plus, int32_t prologue, float eps, bool rounded) {
   const auto dims = y->dimensions();
+  size_t at = 0;
+  const auto vector = [&]() -> const float* {
+    auto found = args.get<ffi::Buffer<ffi::F32>>(at++);
+    return found.has_value() ? found.value().typed_data() : nullptr;
+  };
+  Product p = {};
+  p.x = x.typed_data();
+  p.rows = dims[0];
+  p.prologue = static_cast<Prologue>(prologue);
+  p.eps = eps;
+  p.rounded = rounded;
+  p.y = y->typed_data();
+  if (plus && !(p.plus = vector())) return invalid("there is nothing to add");
+  if (p.prologue == Prologue::rms_norm && !(p.norm = vector())) return invalid("the norm is missing");
+  const Format format = {k, width0, width1, group, super_block, zero, fine, low};
+  if (!read_weight(args, at, layer.typed_data()[0], dims[1], format, p.w)) return invalid(kNoPlane);
+  return chosen->matvec(p, on(pool)) ? ffi::Error::Success() : invalid(kNoKernel);
+}
+
+ffi::Error matmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Buffer<ffi::S32> layer,
+                  ffi::RemainingArgs args, ffi::Result<ffi::Buffer<ffi::F32>> y, int64_t k,
+                  int32_t width0, int32_t width1, int32_t group, int32_t super_block, int32_t zero,
+                  bool fine, bool low) {
+  const auto dims = y->dimensions();
+  const Format format = {k, width0, width1, group, super_block, zero, fine, low};
   Weight w;
-  if (!read_weight(planes, layer.typed_data()[0], dims[1], k, width0, width1, group, super_block, zero,
-                   fine, low, w))
-    return invalid("a plane of the weight is missing, or the layer is outside its stack");
-  const Threads threads = on(pool);
+  if (!read_weight(args, 0, layer.typed_data()[0], dims[1], format, w)) return invalid(kNoPlane);
   const bool bf16 = x.element_type() == ffi::BF16;
-  float* out = y->typed_data();
-  const bool done =
-      few ? !bf16 && chosen->matvec(w, static_cast<const float*>(x.untyped_data()), dims[0], rounded, out, threads)
-          : chosen->matmul(w, x.untyped_data(), dims[0], bf16, out, threads);
-  return done ? ffi::Error::Success() : invalid("no kernel for this format of weight");
+  return chosen->matmul(w, x.untyped_data(), dims[0], bf16, y->typed_data(), on(pool))
+             ? ffi::Error::Success()
+             : invalid(kNoKernel);
 }
 
 ffi::Error attention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::AnyBuffer k, ffi::AnyBuffer v,
@@ -181,23 +211,33 @@ ffi::Error attention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::AnyBuff
   return chosen->attend(a, on(pool)) ? ffi::Error::Success() : invalid("no kernel for this head");
 }
 
-XLA_FFI_DEFINE_HANDLER(kProduct, product,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::ThreadPool>()
-                           .Arg<ffi::AnyBuffer>()
-                           .Arg<ffi::Buffer<ffi::S32>>()
-                           .RemainingArgs()
-                           .Ret<ffi::Buffer<ffi::F32>>()
-                           .Attr<int64_t>("k")
-                           .Attr<int32_t>("width0")
-                           .Attr<int32_t>("width1")
-                           .Attr<int32_t>("group")
-                           .Attr<int32_t>("super_block")
-                           .Attr<int32_t>("zero")
-                           .Attr<bool>("fine")
-                           .Attr<bool>("low")
-                           .Attr<bool>("few")
+// The operands and attributes that both products begin with; x is of type X.
+template <class X>
+auto product_binding() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::ThreadPool>()
+      .Arg<X>()
+      .template Arg<ffi::Buffer<ffi::S32>>()
+      .RemainingArgs()
+      .template Ret<ffi::Buffer<ffi::F32>>()
+      .template Attr<int64_t>("k")
+      .template Attr<int32_t>("width0")
+      .template Attr<int32_t>("width1")
+      .template Attr<int32_t>("group")
+      .template Attr<int32_t>("super_block")
+      .template Attr<int32_t>("zero")
+      .template Attr<bool>("fine")
+      .template Attr<bool>("low");
+}
+
+XLA_FFI_DEFINE_HANDLER(kMatvec, matvec,
+                       product_binding<ffi::Buffer<ffi::F32>>()
+                           .Attr<bool>("plus")
+                           .Attr<int32_t>("prologue")
+                           .Attr<float>("eps")
                            .Attr<bool>("rounded"));
+
+XLA_FFI_DEFINE_HANDLER(kMatmul, matmul, product_binding<ffi::AnyBuffer>());
 
 XLA_FFI_DEFINE_HANDLER(kAttention, attention,
                        ffi::Ffi::Bind()
@@ -235,11 +275,11 @@ __attribute__((visibility("default"))) const char* minfer_choose(const char* nam
 // Whether the chosen one multiplies many rows in bfloat16.
 __attribute__((visibility("default"))) bool minfer_bfloat16() { return minfer::chosen->bfloat16; }
 
-__attribute__((visibility("default"))) XLA_FFI_Error* minfer_product(XLA_FFI_CallFrame* frame) {
-  return minfer::kProduct(frame);
-}
-
-__attribute__((visibility("default"))) XLA_FFI_Error* minfer_attention(XLA_FFI_CallFrame* frame) {
-  return minfer::kAttention(frame);
-}
+#define MINFER_CALL(name, handler)                                                                  \
+  __attribute__((visibility("default"))) XLA_FFI_Error* name(XLA_FFI_CallFrame* frame) {            \
+    return minfer::handler(frame);                                                                  \
+  }
+MINFER_CALL(minfer_matvec, kMatvec)
+MINFER_CALL(minfer_matmul, kMatmul)
+MINFER_CALL(minfer_attention, kAttention)
 }

@@ -22,16 +22,48 @@ void over_tiles(const Weight& w, const Threads& threads, Call f) {
                [&](int64_t i) { f(i * step, least(tiles, (i + 1) * step)); });
 }
 
-INLINE void put(const Weight& w, float* y, int64_t m, int64_t j, F value) {
-  float* row = y + m * w.n + j * kLanes;
-  if ((j + 1) * kLanes <= w.n) return store(row, value);
-  for (int64_t i = 0; i < w.n - j * kLanes; i++) row[i] = lane(value, (int)i);
+INLINE void put(const Product& p, int64_t m, int64_t j, F value) {
+  const int64_t at = m * p.w.n + j * kLanes;
+  if ((j + 1) * kLanes <= p.w.n) {
+    if (p.plus) value = value + load(p.plus + at);
+    return store(p.y + at, value);
+  }
+  for (int64_t i = 0; i < p.w.n - j * kLanes; i++)
+    p.y[at + i] = lane(value, (int)i) + (p.plus ? p.plus[at + i] : 0);
+}
+
+// --- what precedes the product -------------------------------------------------------------------
+
+INLINE F silu(F a) { return a / (splat(1.0f) + exp(splat(0.0f) - a)); }
+
+// The form with a hyperbolic tangent (Hendrycks & Gimpel 2016): a * sigmoid(2 u).
+INLINE F gelu(F a) {
+  const F u = splat(0.7978845608028654f) * fma(splat(0.044715f) * a * a, a, a);
+  return a / (splat(1.0f) + exp(splat(-2.0f) * u));
+}
+
+template <class Call>
+INLINE void gate(const float* x, int64_t k, float* out, Call act) {
+  for (int64_t i = 0; i < k; i += kLanes) store(out + i, act(load(x + i)) * load(x + k + i));
+}
+
+// One row; k is a multiple of 16.
+inline void prepare(const Product& p, const float* x, float* out) {
+  const int64_t k = p.w.k;
+  if (p.prologue == Prologue::silu) return gate(x, k, out, [](F a) { return silu(a); });
+  if (p.prologue == Prologue::gelu) return gate(x, k, out, [](F a) { return gelu(a); });
+  F squares = splat(0.0f);
+  for (int64_t i = 0; i < k; i += kLanes) squares = fma(load(x + i), load(x + i), squares);
+  const F scale = splat(1.0f / __builtin_sqrtf(sum(squares) / (float)k + p.eps));
+  for (int64_t i = 0; i < k; i += kLanes) store(out + i, load(x + i) * scale * load(p.norm + i));
 }
 
 // --- activations in float32 ----------------------------------------------------------------------
 
 template <class Reader>
-void matvec_float(const Weight& w, const float* x, int64_t rows, float* y, const Threads& threads) {
+void matvec_float(const Product& p, const float* x, const Threads& threads) {
+  const Weight& w = p.w;
+  const int64_t rows = p.rows;
   over_tiles(w, threads, [&](int64_t first, int64_t last) {
     for (int64_t j = first; j < last; j++) {
       const Reader reader(w, j);
@@ -47,7 +79,7 @@ void matvec_float(const Weight& w, const float* x, int64_t rows, float* y, const
             }
           });
         }
-        for (int m = 0; m < count; m++) put(w, y, m0 + m, j, total[m][0] + total[m][1]);
+        for (int m = 0; m < count; m++) put(p, m0 + m, j, total[m][0] + total[m][1]);
       }
     }
   });
@@ -106,7 +138,10 @@ INLINE F add_unit(const U* bytes, int zero, const Unit& x, const F* scale, const
 }
 
 template <int W0, int W1, int Group, bool Fine, bool Low>
-void matvec_rounded(const Weight& w, const float* x, int64_t rows, float* y, const Threads& threads, Packed<W0, W1, Group, Fine, Low>*) {
+void matvec_rounded(const Product& p, const float* x, const Threads& threads,
+                    Packed<W0, W1, Group, Fine, Low>*) {
+  const Weight& w = p.w;
+  const int64_t rows = p.rows;
   using Reader = Packed<W0, W1, Group, Fine, Low>;
   const int64_t units = w.k / 32;
   const int zero = w.zero - offset(Reader::width);
@@ -142,28 +177,33 @@ void matvec_rounded(const Weight& w, const float* x, int64_t rows, float* y, con
           }
         }
         if (count == 1) totals[0] = alone;
-        for (int64_t m = 0; m < count; m++) put(w, y, m0 + m, j, totals[m]);
+        for (int64_t m = 0; m < count; m++) put(p, m0 + m, j, totals[m]);
       }
     }
   });
 }
 
 template <class T>
-void matvec_rounded(const Weight& w, const float* x, int64_t rows, float* y, const Threads& threads, Dense<T>*) {
-  matvec_float<Dense<T>>(w, x, rows, y, threads);
+void matvec_rounded(const Product& p, const float* x, const Threads& threads, Dense<T>*) {
+  matvec_float<Dense<T>>(p, x, threads);
 }
 #endif
 
-inline bool matvec(const Weight& w, const float* x, int64_t rows, bool rounded, float* y,
-                   const Threads& threads) {
-  return with_reader(w, [&](auto type) {
+inline bool matvec(const Product& p, const Threads& threads) {
+  const bool gated = p.prologue == Prologue::silu || p.prologue == Prologue::gelu;
+  Buffer<float> prepared(p.prologue == Prologue::none ? 0 : p.rows * p.w.k);
+  const float* x = p.x;
+  if (p.prologue != Prologue::none) {
+    for (int64_t m = 0; m < p.rows; m++)
+      prepare(p, p.x + m * p.w.k * (gated ? 2 : 1), &prepared[m * p.w.k]);
+    x = &prepared[0];
+  }
+  return with_reader(p.w, [&](auto type) {
     using Reader = typename decltype(type)::type;
 #if defined(MINFER_HAS_DOT)
-    if (rounded)
-      return matvec_rounded(w, x, rows, y, threads, static_cast<Reader*>(nullptr));
+    if (p.rounded) return matvec_rounded(p, x, threads, static_cast<Reader*>(nullptr));
 #endif
-    (void)rounded;
-    matvec_float<Reader>(w, x, rows, y, threads);
+    matvec_float<Reader>(p, x, threads);
   });
 }
 

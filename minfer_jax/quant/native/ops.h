@@ -100,10 +100,10 @@ INLINE float top(F a) {
 #endif
 }
 
-// e**x for x <= 0 or small: 2**n from the exponent's bits, the rest by a polynomial of degree 6
-// (Taylor about 0 on |r| <= ln2 / 2: an error of 2e-8); 0 below -87.
+// e**x: 2**n from the exponent's bits, the rest by a polynomial of degree 6
+// (Taylor about 0 on |r| <= ln2 / 2: an error of 2e-8). Beyond -87.5 and 88 it stays as it is there.
 INLINE F exp(F x) {
-  x = max(x, splat(-87.5f));
+  x = min(max(x, splat(-87.5f)), splat(88.0f));
   const F shifter = splat(12582912.0f);  // 1.5 * 2**23: adding it rounds to an integer
   const F n = fma(x, splat(1.44269504088896341f), shifter) - shifter;
   F r = fma(n, splat(-0.693145751953125f), x);  // ln 2 in two parts

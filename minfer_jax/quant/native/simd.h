@@ -63,6 +63,7 @@ INLINE Vec<T> splat(T x) {
 MINFER_OPERATOR(+)
 MINFER_OPERATOR(-)
 MINFER_OPERATOR(*)
+MINFER_OPERATOR(/)
 MINFER_OPERATOR(&)
 MINFER_OPERATOR(|)
 #undef MINFER_OPERATOR
@@ -84,6 +85,11 @@ INLINE F fma(F a, F b, F c) { return a * b + c; }
 
 INLINE F max(F a, F b) {
   UNROLL for (int i = 0; i < kParts; i++) a.part[i] = a.part[i] > b.part[i] ? a.part[i] : b.part[i];
+  return a;
+}
+
+INLINE F min(F a, F b) {
+  UNROLL for (int i = 0; i < kParts; i++) a.part[i] = a.part[i] < b.part[i] ? a.part[i] : b.part[i];
   return a;
 }
 

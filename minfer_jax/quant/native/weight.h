@@ -43,6 +43,21 @@ struct Attention {
   }
 };
 
+enum class Prologue { none, rms_norm, silu, gelu };
+
+// y [rows, n] = prologue(x) times the weight, plus what is given, for a few rows.
+struct Product {
+  Weight w;
+  int64_t rows;
+  const float* x;  // [rows, k]; [rows, 2 k] of a | b where the prologue is act(a) * b
+  Prologue prologue;
+  const float* norm;  // [k], of rms_norm
+  float eps;
+  bool rounded;       // take what is multiplied to 16 bits
+  const float* plus;  // [rows, n] or null
+  float* y;
+};
+
 // The threads at hand. `run` calls f(0) .. f(tasks - 1) on them, in any order: no result may depend
 // on which.
 struct Threads {
@@ -61,12 +76,9 @@ struct Threads {
 struct Kernels {
   const char* name;
   bool bfloat16;  // whether products of many rows can be in bfloat16
-  // y [m, n] = x [m, k] times the weight, for a few rows. `rounded`: x is taken to 16 bits.
-  bool (*matvec)(const Weight&, const float* x, int64_t m, bool rounded, float* y,
-                 const Threads&);
-  // The same for many rows; x is float [m, k], or bfloat16 where `bf16`.
-  bool (*matmul)(const Weight&, const void* x, int64_t m, bool bf16, float* y,
-                 const Threads&);
+  bool (*matvec)(const Product&, const Threads&);
+  // y [m, n] = x [m, k] times the weight, for many rows; x is bfloat16 where `bf16`, else float.
+  bool (*matmul)(const Weight&, const void* x, int64_t m, bool bf16, float* y, const Threads&);
   bool (*attend)(const Attention&, const Threads&);
 };
 
