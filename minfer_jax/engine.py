@@ -19,8 +19,18 @@ from minfer_jax.model import kv_state as kv
 from minfer_jax.model.config import ModelConfig
 from minfer_jax.model.kv_state import KVState
 from minfer_jax.model.params import Params
-from minfer_jax.programs import Compile, Programs, all_logits, decode, prefill, program_name
-from minfer_jax.sampling import SamplerState, SamplingParams, init_state
+from minfer_jax.programs import (
+    BURST,
+    STOPS,
+    Burst,
+    Compile,
+    Programs,
+    all_logits,
+    decode,
+    prefill,
+    program_name,
+)
+from minfer_jax.sampling import SamplingParams, init_state
 
 N_CTX = 4096  # positions of context, unless told
 MAX_TOKENS = 512  # tokens of an answer, unless told
@@ -175,15 +185,17 @@ class Engine:
         size = longest if chunk is None else chunk
         bucket = self._bucket(min(size, len(ids)))
         if chunk == 1:
-            self._programs.compile(decode, self.params, 1, sampler, args)
+            self._programs.compile(decode, self.params, 1, sampler, args, _burst(1))
         else:
             self._programs.compile(all_logits, self.params, bucket)
         self._reset()
         for start in range(0, len(ids), size):
             part = ids[start : start + size]
             if chunk == 1:
-                position = np.array([[start]], np.int32)
-                _, logits, sampler = self._call(decode, part[None], position, sampler, args)
+                position = _at(start)
+                *_, logits, sampler = self._call(
+                    decode, part[None], position, sampler, args, _burst(1)
+                )
                 out[start] = np.asarray(logits)[0]
             else:
                 (logits,) = self._call(all_logits, *self._padded(part, start, bucket))
@@ -205,7 +217,7 @@ class Engine:
     def traces(self) -> dict[str, Callable[[], jax.stages.Traced]]:
         """Every program that runs may need, by name: what traces it, anew at each call."""
         chosen = SamplingParams(temperature=0.0)
-        rest = init_state(chosen, []), chosen.arrays()
+        rest = init_state(chosen, []), chosen.arrays(), _burst(1)
         programs = [(prefill, n, ()) for n in self._buckets]
         programs += [(decode, 1, rest), (all_logits, self._buckets[-1], ())]
         return {
@@ -234,7 +246,7 @@ class Engine:
         compiled = self.compile_seconds
         if len(ids) > 1:
             self._programs.compile(prefill, self.params, bucket)
-        self._programs.compile(decode, self.params, 1, sampler, args)
+        self._programs.compile(decode, self.params, 1, sampler, args, _burst(1))
         stats.compile_seconds = self.compile_seconds - compiled
         self._reset()
 
@@ -245,37 +257,43 @@ class Engine:
             end = min(start + bucket, len(ids) - 1)
             self._call(prefill, *self._padded(ids[start:end], start, bucket))
 
-        def step(token: np.ndarray | Array, position: int) -> tuple[Array, SamplerState]:
-            at = np.array([[position]], np.int32)
-            following, _, after = self._call(decode, token, at, sampler, args)
-            return following, after
-
         jax.block_until_ready(self._kv)
         decode_begin = time.perf_counter()
-        # A step is sent off before the token that it continues is read: the device never waits for
-        # the host. The one that a stop makes needless is forgotten.
-        drawn, sampler = step(ids[None, -1:], len(ids) - 1)
-        for n in range(1, room + 1):
-            if n < room:
-                following, sampler = step(drawn, len(ids) + n - 1)
-            token = _only(drawn)
-            if n == 1:
-                stats.prefill_seconds = time.perf_counter() - begin
-            if token < 0:
-                at = len(ids) + n - 2
-                self._kv = None  # NaN in it would get into later runs, as 0 times NaN is NaN
-                raise EngineError(f"the model gave no finite logits at position {at}")
-            if token in stop_ids:
-                stats.finish_reason = "stop"
-                return
-            stats.n_generated = n
-            now = time.perf_counter()
-            stats.decode_seconds, stats.total_seconds = now - decode_begin, now - begin
-            yield token
-            if run != self._run:
-                raise EngineError("this run was overtaken by another on the same engine")
-            if n < room:
-                drawn = following
+        # A call is sent off before the tokens that it continues are read: the device never waits
+        # for the host.
+        first = _burst(1)  # the prompt's last token may be one that stops: it does not stop here
+        pace, asked, steps = _Pace(), 1, 1
+        tokens, last, _, sampler = self._call(
+            decode, ids[None, -1:], _at(len(ids) - 1), sampler, args, first
+        )
+        while steps:
+            after = min(pace.steps, room - asked)
+            if after:
+                position = _at(len(ids) - 1 + asked)
+                following, last, _, sampler = self._call(
+                    decode, last, position, sampler, args, _burst(after, stop_ids)
+                )
+            drawn = np.asarray(tokens)[0, :steps].tolist()
+            pace.read(steps)
+            for token in drawn:
+                if token < 0:
+                    at = len(ids) + stats.n_generated - 1
+                    self._kv = None  # NaN in it would get into later runs, as 0 times NaN is NaN
+                    raise EngineError(f"the model gave no finite logits at position {at}")
+                now = time.perf_counter()
+                if not stats.n_generated:
+                    stats.prefill_seconds = now - begin
+                if token in stop_ids:
+                    stats.finish_reason = "stop"
+                    return
+                stats.n_generated += 1
+                stats.decode_seconds, stats.total_seconds = now - decode_begin, now - begin
+                yield token
+                if run != self._run:
+                    raise EngineError("this run was overtaken by another on the same engine")
+            asked, steps = asked + after, after
+            if after:
+                tokens = following
 
     def _call(
         self, function: Callable, tokens: np.ndarray | Array, positions: np.ndarray, *rest: object
@@ -334,5 +352,34 @@ class Engine:
         return ids.astype(np.int32)
 
 
-def _only(token: Array) -> int:
-    return int(np.asarray(token)[0, 0])
+class _Pace:
+    """How many tokens a call should draw: what takes about as long as a frame on the screen.
+
+    Tokens then come as if one by one, while the host's part of a call, some tenths of a
+    millisecond, is shared among them. A large model draws one a call.
+    """
+
+    FRAME = 0.04  # seconds
+
+    def __init__(self) -> None:
+        self.steps = 1
+        self._then = time.perf_counter()
+
+    def read(self, steps: int) -> None:
+        """To be called when the tokens of a call of so many steps were read."""
+        now = time.perf_counter()
+        each = max((now - self._then) / steps, 1e-6)
+        self.steps = max(1, min(BURST, int(self.FRAME / each)))
+        self._then = now
+
+
+def _burst(steps: int, stop_ids: frozenset[int] = frozenset()) -> Burst:
+    """Those of the stop ids that fit; of others the engine takes note when it reads them."""
+    known = np.full(STOPS, -1, np.int32)
+    some = sorted(stop_ids)[:STOPS]
+    known[: len(some)] = some
+    return Burst(steps=np.int32(steps), stop_ids=known)  # pyright: ignore
+
+
+def _at(position: int) -> np.ndarray:
+    return np.array([[position]], np.int32)

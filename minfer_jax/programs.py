@@ -12,6 +12,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Float, Int
 
 from minfer_jax import memory
@@ -20,6 +21,9 @@ from minfer_jax.model.forward import forward
 from minfer_jax.model.kv_state import KVState
 from minfer_jax.model.params import Params
 from minfer_jax.sampling import SamplerArgs, SamplerState, sample
+
+BURST = 16  # tokens that one call of `decode` draws at most
+STOPS = 32  # tokens that end it
 
 _cache_hits = 0  # of the compile cache, in this process
 
@@ -47,6 +51,20 @@ def prefill(
     return (forward(params, token_ids, positions, kv_state, cfg=cfg, n_out=0)[1],)
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class Burst:
+    """How far one call of `decode` goes.
+
+    Attributes:
+        steps: int32 [], tokens to draw, 1 to BURST.
+        stop_ids: int32 [STOPS], tokens that end it; -1 where there are fewer.
+    """
+
+    steps: Int[Array, ""]
+    stop_ids: Int[Array, " STOPS"]
+
+
 def decode(
     params: Params,
     token_ids: Int[Array, "B 1"],
@@ -54,13 +72,38 @@ def decode(
     kv_state: KVState,
     sampler: SamplerState,
     args: SamplerArgs,
+    burst: Burst,
     *,
     cfg: ModelConfig,
-) -> tuple[KVState, Int[Array, "B 1"], Float[Array, "B V"], SamplerState]:
-    """Run one token and draw the next: (KV state, next token, its logits, sampler)."""
-    logits, kv_state = forward(params, token_ids, positions, kv_state, cfg=cfg)
-    token, sampler = sample(logits[:, 0], sampler, args)
-    return kv_state, token[:, None], logits[:, 0], sampler
+) -> tuple[KVState, Int[Array, "B BURST"], Int[Array, "B 1"], Float[Array, "B V"], SamplerState]:
+    """Run a token and draw the next, again and again.
+
+    Several tokens a call: what a call costs the host, up to a tenth of a small model's token, is
+    paid once. A token that stops, or the -1 of logits that are not finite, ends it, before the
+    first step too.
+
+    Returns:
+        (KV state, the tokens drawn with -1 after them, the last of them, its logits, sampler).
+    """
+    n_batch = token_ids.shape[0]
+
+    def goes_on(carry: tuple) -> Array:
+        step, last = carry[0], carry[1]
+        stopped = jnp.any(last[:, :, None] == burst.stop_ids[None, None, :])
+        return (step < burst.steps) & ~stopped
+
+    def one(carry: tuple) -> tuple:
+        step, last, tokens, kv_state, sampler, _ = carry
+        logits, kv_state = forward(params, last, positions + step, kv_state, cfg=cfg)
+        token, sampler = sample(logits[:, 0], sampler, args)
+        tokens = lax.dynamic_update_slice(tokens, token[:, None], (jnp.int32(0), step))
+        return step + 1, token[:, None], tokens, kv_state, sampler, logits[:, 0]
+
+    tokens = jnp.full((n_batch, BURST), -1, jnp.int32)
+    logits = jnp.zeros((n_batch, cfg.n_vocab), jnp.float32)
+    carry = (jnp.int32(0), token_ids, tokens, kv_state, sampler, logits)
+    _, last, tokens, kv_state, sampler, logits = lax.while_loop(goes_on, one, carry)
+    return kv_state, tokens, last, logits, sampler
 
 
 def all_logits(
