@@ -42,9 +42,9 @@ def attend(
 ) -> Float[Array, "B T N H"]:
     """softmax(scale * q k^T, over the slots that the mask leaves) v.
 
-    In plain XLA, works through blocks of slots with a running softmax (Milakov & Gimelshein 2018), from the first
-    to the last block that any query can see: neither time nor memory grows with empty slots, and no
-    shape depends on how many are filled.
+    In plain XLA it works through blocks of slots with a running softmax (Milakov & Gimelshein
+    2018), from the first to the last block that any query can see: neither time nor memory grows
+    with empty slots, and no shape depends on how many are filled. The kernel does the same.
 
     Args:
         q: queries, float32.
@@ -60,7 +60,7 @@ def attend(
     Returns:
         float32 [B, T, N, H].
     """
-    if native.isa() is not None and q.shape[3] % 32 == 0:
+    if native.isa() is not None and calls.supports_head(q.shape[3]):
         return calls.attention(
             q,
             k,
@@ -135,9 +135,11 @@ def _attend_tile(q, k, v, layer, q_positions, k_positions, window, scale, dtype)
 
 def _block(cache: Float[Array, "L B K S H"], layer: Array, start: Array, size: int) -> Array:
     """[B, K, size, H] of one layer, from slot `start` on."""
-    zero = jnp.int32(0)
+    zero = jnp.uint32(0)
     shape = (1, cache.shape[1], cache.shape[2], size, cache.shape[4])
-    return lax.dynamic_slice(cache, (layer, zero, zero, start, zero), shape)[0]
+    return lax.dynamic_slice(
+        cache, (layer.astype(jnp.uint32), zero, zero, start.astype(jnp.uint32), zero), shape
+    )[0]
 
 
 def _dot(spec: str, a: Array, b: Array) -> Array:

@@ -1,6 +1,5 @@
 """One transformer block, driven by the configuration and by which weights are there."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax.numpy as jnp
@@ -12,6 +11,8 @@ from minfer_jax.model.attention import attend
 from minfer_jax.model.config import LayerSpec, ModelConfig
 from minfer_jax.model.layers import gated_mlp, linear, side_by_side
 from minfer_jax.model.params import LayerParams
+from minfer_jax.quant import native
+from minfer_jax.quant.native import calls
 from minfer_jax.quant.prologue import RmsNorm, rms_norm
 
 
@@ -93,10 +94,8 @@ def mix(
         q = jnp.take_along_axis(q, rows[:, :, None, None], axis=1)
         positions = jnp.take_along_axis(positions, rows, axis=1)
     q = _norm_and_rotate(q, p.q_norm, positions, place, cfg)
-    temperature, floor = cfg.attention_temperature
-    if temperature:
-        steps = (jnp.maximum(positions, 0) // floor).astype(jnp.float32)
-        q = q * (1.0 + temperature * jnp.log1p(steps))[:, :, None, None]
+    if (factor := _temperature(positions, cfg)) is not None:
+        q = q * factor[:, :, None, None]
     a = attend(
         q,
         k_cache,
@@ -104,40 +103,90 @@ def mix(
         place.layer,
         positions,
         place.held,
-        cfg.window if place.spec.sliding else 0,
+        _window(place, cfg),
         cfg.attention_scale,
         # One row is bound by memory, not arithmetic: it can have float32 for nothing.
         "float32" if q.shape[1] == 1 else cfg.rounding.many,
     )
+    return _finish(x, a, p, cfg)
+
+
+def can_step(cfg: ModelConfig, t: int) -> bool:
+    """Whether `step` can do a block: one position, and there is a kernel for its heads."""
+    return t == 1 and native.isa() is not None and calls.supports_head(cfg.head_dim)
+
+
+def step(
+    x: Float[Array, "B 1 D"],
+    p: LayerParams,
+    k_cache: Float[Array, "L B K S H"],
+    v_cache: Float[Array, "L B K S H"],
+    place: Place,
+    cfg: ModelConfig,
+) -> tuple[Float[Array, "B 1 D"], Array, Array]:
+    """A whole block for one position, `store` and `mix` in one: (residual, k_cache, v_cache)."""
+    qkv = side_by_side(x, p.qkv, cfg.rounding, RmsNorm(p.attn_norm, cfg.norm_eps))
+    angles = None
+    if place.freq is not None and place.spec.rope is not None:
+        magnitude = cfg.ropes[place.spec.rope].magnitude
+        cos, sin = rope.angles(place.positions, place.freq, magnitude)
+        angles = cos[:, 0], sin[:, 0]
+    factor = _temperature(place.positions, cfg)
+    a, k_cache, v_cache = calls.attention_step(
+        qkv,
+        k_cache,
+        v_cache,
+        place.layer,
+        place.positions,
+        place.held,
+        place.slots,
+        n_head=cfg.n_head,
+        angles=angles,
+        interleaved=cfg.rope_interleaved,
+        q_norm=p.q_norm,
+        k_norm=p.k_norm,
+        q_factor=None if factor is None else factor[:, 0],
+        eps=cfg.norm_eps,
+        window=_window(place, cfg),
+        scale=cfg.attention_scale,
+    )
+    return _finish(x, a, p, cfg), k_cache, v_cache
+
+
+def _finish(
+    x: Float[Array, "B R D"], a: Float[Array, "B R N H"], p: LayerParams, cfg: ModelConfig
+) -> Float[Array, "B R D"]:
+    """What follows attention: its output projection and the gated MLP, each added to x."""
+
+    def norm(weight: Array) -> RmsNorm:
+        return RmsNorm(weight, cfg.norm_eps)
+
     a = a.reshape(*a.shape[:2], -1)
-    x = _add(
-        x, p.post_attn_norm, cfg, lambda plus: linear(a, p.attn_output, cfg.rounding, plus=plus)
+    post = None if p.post_attn_norm is None else norm(p.post_attn_norm)
+    x = linear(a, p.attn_output, cfg.rounding, post=post, plus=x)
+    return gated_mlp(
+        x,
+        norm(p.ffn_norm),
+        p.gate_up,
+        p.ffn_down,
+        activation=cfg.activation,
+        rounding=cfg.rounding,
+        post=None if p.post_ffn_norm is None else norm(p.post_ffn_norm),
+        plus=x,
     )
 
-    def mlp(plus: Array | None) -> Array:
-        return gated_mlp(
-            x,
-            RmsNorm(p.ffn_norm, cfg.norm_eps),
-            p.gate_up,
-            p.ffn_down,
-            activation=cfg.activation,
-            rounding=cfg.rounding,
-            plus=plus,
-        )
 
-    return _add(x, p.post_ffn_norm, cfg, mlp)
+def _window(place: Place, cfg: ModelConfig) -> int:
+    return cfg.window if place.spec.sliding else 0
 
 
-def _add(
-    x: Float[Array, "B R D"],
-    post_norm: Array | None,
-    cfg: ModelConfig,
-    sublayer: Callable[[Array | None], Array],
-) -> Float[Array, "B R D"]:
-    """x and what a sub-layer gives, which adds its argument itself; normed first where it must."""
-    if post_norm is None:
-        return sublayer(x)
-    return x + rms_norm(sublayer(None), post_norm, cfg.norm_eps)
+def _temperature(positions: Int[Array, "B T"], cfg: ModelConfig) -> Float[Array, "B T"] | None:
+    """The factor on queries that grows with the position, or None."""
+    temperature, floor = cfg.attention_temperature
+    if not temperature:
+        return None
+    steps = (jnp.maximum(positions, 0) // floor).astype(jnp.float32)
+    return 1.0 + temperature * jnp.log1p(steps)
 
 
 def _split_heads(qkv: Float[Array, "B T qkv"], cfg: ModelConfig) -> tuple[Array, Array, Array]:
@@ -145,10 +194,6 @@ def _split_heads(qkv: Float[Array, "B T qkv"], cfg: ModelConfig) -> tuple[Array,
     heads = qkv.reshape(*qkv.shape[:2], -1, cfg.head_dim)
     n, k = cfg.n_head, cfg.n_head_kv
     return heads[:, :, :n], heads[:, :, n : n + k], heads[:, :, n + k :]
-
-
-def _norm_if(x: Array, weight: Array | None, cfg: ModelConfig) -> Array:
-    return x if weight is None else rms_norm(x, weight, cfg.norm_eps)
 
 
 def _norm_and_rotate(
@@ -159,7 +204,8 @@ def _norm_and_rotate(
     cfg: ModelConfig,
 ) -> Float[Array, "B T heads H"]:
     """Per-head norm and RoPE, where the layer has them."""
-    heads = _norm_if(heads, norm, cfg)
+    if norm is not None:
+        heads = rms_norm(heads, norm, cfg.norm_eps)
     if place.freq is None or place.spec.rope is None:
         return heads
     magnitude = cfg.ropes[place.spec.rope].magnitude

@@ -8,7 +8,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from minfer_jax.model import kv_state as kv
-from minfer_jax.model.block import Place, mix, store
+from minfer_jax.model.block import Place, can_step, mix, step, store
 from minfer_jax.model.config import LayerSpec, ModelConfig
 from minfer_jax.model.kv_state import KVState
 from minfer_jax.model.layers import linear
@@ -81,7 +81,7 @@ def forward(
         kind = kv.kind(spec)
         return Place(
             spec=spec,
-            layer=jnp.int32(layer),
+            layer=jnp.asarray(layer, jnp.uint32),
             positions=positions,
             slots=slots[kind],
             held=held[kind],
@@ -103,6 +103,11 @@ def forward(
         rows: Int[Array, "B R"] | None = None,
     ) -> _Carry:
         """The carry after a whole block, whose cache is number `layer` of its kind."""
+        if rows is None and can_step(cfg, t) and not differentiable:
+            x, k, v = carry
+            kind = kv.kind(spec)
+            x, *new = step(x, p, k[kind], v[kind], place(spec, layer), cfg)
+            return x, _replace(k, kind, new[0]), _replace(v, kind, new[1])
         q, (x, k, v) = half(carry, spec, p, layer)
         kind = kv.kind(spec)
         x = mix(x, q, p, k[kind], v[kind], place(spec, layer), cfg, rows)
@@ -151,8 +156,12 @@ def _layers(
     if not order:
         return carry
     present = sorted({group for group, _ in order})
+    # A row a layer: its index in its group, its index in its kind, then for each group whether it
+    # is this one. Unsigned, or every use would check for a negative index first.
     rows = zip(order, _in_kind(cfg), strict=False)
-    table = jnp.asarray([(present.index(g), i, in_kind) for (g, i), in_kind in rows], jnp.int32)
+    table = jnp.asarray(
+        [(i, in_kind, *(g == other for other in present)) for (g, i), in_kind in rows], jnp.uint32
+    )
 
     def one(number: int, carry: _Carry, index: Array, in_kind: Array) -> _Carry:
         group = present[number]
@@ -160,22 +169,23 @@ def _layers(
         return run((x, *carry[1:]), specs[group], pick(stack, index), in_kind)
 
     def body(carry: _Carry, row: Array) -> tuple[_Carry, None]:
-        which, index, in_kind = row[0], row[1], row[2]
-        if differentiable:
-            branches = [partial(one, n) for n in range(len(present))]
-            return lax.switch(which, branches, carry, index, in_kind), None
+        index, in_kind, *turns = (lax.index_in_dim(row, i, keepdims=False) for i in range(len(row)))
         if len(present) == 1:
             return one(0, carry, index, in_kind), None
-        for number in range(len(present)):
-            turns = (which == number).astype(jnp.int32)
-
-            def turn(_: Array, carry: _Carry, number: int = number) -> _Carry:
-                return one(number, carry, index, in_kind)
-
-            carry = lax.fori_loop(0, turns, turn, carry)
+        if differentiable:
+            branches = [partial(one, n) for n in range(len(present))]
+            which = jnp.argmax(jnp.stack(turns)).astype(jnp.int32)
+            return lax.switch(which, branches, carry, index, in_kind), None
+        for number, turn in enumerate(turns):
+            once = partial(_once, partial(one, number, index=index, in_kind=in_kind))
+            carry = lax.fori_loop(jnp.uint32(0), turn, once, carry)
         return carry, None
 
     return lax.scan(body, carry, table)[0]
+
+
+def _once(f: Callable[[_Carry], _Carry], _: Array, carry: _Carry) -> _Carry:
+    return f(carry)
 
 
 def _in_kind(cfg: ModelConfig) -> list[int]:

@@ -88,9 +88,10 @@ def write(
         return cache.at[layer, batch, :, slots].set(new, mode="drop")
     # One row: a slice updates in place where a scatter would be a loop.
     n_slots = cache.shape[3]
-    zero = jnp.int32(0)
+    zero = jnp.uint32(0)
     for b in range(n_batch):
-        at = (layer, jnp.int32(b), zero, jnp.minimum(slots[b, 0], n_slots - 1), zero)
+        slot = jnp.minimum(slots[b, 0], n_slots - 1).astype(jnp.uint32)
+        at = (layer.astype(jnp.uint32), jnp.uint32(b), zero, slot, zero)
         row = new[b, 0][None, None, :, None]  # 1 1 K 1 H
         old = lax.dynamic_slice(cache, at, row.shape)
         cache = lax.dynamic_update_slice(cache, jnp.where(slots[b, 0] < n_slots, row, old), at)

@@ -5,7 +5,7 @@ from jaxtyping import Array, Float
 
 from minfer_jax.model.params import Linear
 from minfer_jax.quant.matmul import Rounding, qmatmul
-from minfer_jax.quant.prologue import Gate, Prologue, RmsNorm
+from minfer_jax.quant.prologue import Gate, Prologue, RmsNorm, applied
 
 
 def linear(
@@ -13,16 +13,19 @@ def linear(
     p: Linear,
     rounding: Rounding,
     prologue: Prologue | None = None,
+    *,
+    post: RmsNorm | None = None,
     plus: Float[Array, "... N"] | None = None,
 ) -> Float[Array, "... N"]:
-    """prologue(x) W^T * scale + bias + plus, in float32; arguments as in qmatmul."""
+    """post(prologue(x) W^T * scale + bias) + plus, in float32; arguments as in qmatmul."""
     if p.scale is None and p.bias is None:
-        return qmatmul(x, p.weight, rounding, prologue=prologue, plus=plus)
+        return qmatmul(x, p.weight, rounding, prologue=prologue, post=post, plus=plus)
     y = qmatmul(x, p.weight, rounding, prologue=prologue)
     if p.scale is not None:
         y = y * _last_axis(p.scale, y.ndim)
     if p.bias is not None:
         y = y + _last_axis(p.bias, y.ndim)
+    y = applied(y, post)
     return y if plus is None else y + plus
 
 
@@ -47,8 +50,9 @@ def gated_mlp(
     *,
     activation: str,
     rounding: Rounding,
-    plus: Float[Array, "... D"] | None,
+    post: RmsNorm | None,
+    plus: Float[Array, "... D"],
 ) -> Float[Array, "... D"]:
-    """down(act(gate h) * (up h)) + plus, of h = norm(x) (Shazeer 2020)."""
+    """post(down(act(gate h) * (up h))) + plus, of h = norm(x) (Shazeer 2020)."""
     both = side_by_side(x, gate_up, rounding, norm)
-    return linear(both, down, rounding, Gate(activation), plus)
+    return linear(both, down, rounding, Gate(activation), post=post, plus=plus)

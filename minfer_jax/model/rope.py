@@ -79,6 +79,14 @@ def _yarn_ramp(pairs: np.ndarray, base: float, dims: int, yarn: Yarn) -> np.ndar
     return 1.0 - np.clip((pairs - low) / max(0.001, high - low), 0.0, 1.0)
 
 
+def angles(
+    positions: Int[Array, "B T"], freq: Float[Array, " pairs"], magnitude: float
+) -> tuple[Float[Array, "B T pairs"], Float[Array, "B T pairs"]]:
+    """Cosines and sines, times the magnitude. In float32: bfloat16 would round 257 to 256."""
+    angle = positions.astype(jnp.float32)[:, :, None] * freq[None, None, :]
+    return jnp.cos(angle) * magnitude, jnp.sin(angle) * magnitude
+
+
 def rotate(
     x: Float[Array, "B T heads H"],
     positions: Int[Array, "B T"],
@@ -87,13 +95,9 @@ def rotate(
     interleaved: bool,
     magnitude: float,
 ) -> Float[Array, "B T heads H"]:
-    """Rotate the first 2 * pairs dimensions of every head by its position; the rest pass through.
-
-    The angles are float32: bfloat16 would round position 257 to 256.
-    """
+    """Rotate the first 2 * pairs values of every head by its position; the rest pass through."""
     dims = 2 * freq.shape[0]
-    angle = positions.astype(jnp.float32)[:, :, None, None] * freq[None, None, None, :]
-    cos, sin = jnp.cos(angle) * magnitude, jnp.sin(angle) * magnitude
+    cos, sin = (x[:, :, None, :] for x in angles(positions, freq, magnitude))
     turned, rest = x[..., :dims], x[..., dims:]
     if interleaved:
         pairs = turned.reshape(*turned.shape[:-1], dims // 2, 2)

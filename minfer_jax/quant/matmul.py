@@ -9,8 +9,9 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from minfer_jax.quant import native, xla
+from minfer_jax.quant.formats.base import TILE
 from minfer_jax.quant.native import calls
-from minfer_jax.quant.prologue import Gate, Prologue, applied
+from minfer_jax.quant.prologue import Gate, Prologue, RmsNorm, applied
 from minfer_jax.quant.qtensor import QTensor
 
 # Up to this many rows of x, reading packed words beats unpacking the weight first.
@@ -41,16 +42,18 @@ def qmatmul(
     rounding: Rounding,
     *,
     prologue: Prologue | None = None,
+    post: RmsNorm | None = None,
     plus: Float[Array, "... N"] | None = None,
 ) -> Float[Array, "... N"]:
-    """x times the transposed weight, accumulated and returned in float32.
+    """post(prologue(x) times the transposed weight) + plus, in float32.
 
     Args:
         x: activations, [..., K]; [..., 2 K] before a Gate.
         w: packed weight, [N, K].
         rounding: of the factors; EXACT for float32 throughout.
         prologue: what is done to x first, in float32.
-        plus: added to the product.
+        post: a norm of the product.
+        plus: added last.
 
     Returns:
         float32 [..., N]. Its derivative is that of the same in float32.
@@ -65,23 +68,24 @@ def qmatmul(
             f"x has {x.shape[-1]} columns, but the weight [N={n}, K={k}] needs {needs}"
         )
     flat = None if plus is None else plus.reshape(-1, n)
-    out = _product(x.reshape(-1, needs), w, prologue, flat, rounding)
+    out = _product(x.reshape(-1, needs), w, prologue, post, flat, rounding)
     return out.reshape(*x.shape[:-1], n)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(4,))
+@functools.partial(jax.custom_jvp, nondiff_argnums=(5,))
 def _product(
     x: Float[Array, "M width"],
     w: QTensor,
     prologue: Prologue | None,
+    post: RmsNorm | None,
     plus: Float[Array, "M N"] | None,
     rounding: Rounding,
 ) -> Float[Array, "M N"]:
     many = jnp.dtype(rounding.many)
     kernel = native.isa() is not None and calls.supports(w)
-    if kernel and len(x) <= NATIVE_ROWS:
+    if kernel and len(x) <= NATIVE_ROWS and (post is None or w.shape[0] % TILE == 0):
         rounded = rounding.few == "int16"
-        return calls.matvec(x.astype(jnp.float32), w, prologue, plus, rounded=rounded)
+        return calls.matvec(x.astype(jnp.float32), w, prologue, post, plus, rounded=rounded)
     x = applied(x, prologue)
     if kernel and (many == jnp.float32 or native.bfloat16()):
         out = calls.matmul(x.astype(many), w)
@@ -94,6 +98,11 @@ def _product(
             precision=lax.Precision.HIGHEST,
             preferred_element_type=jnp.float32,
         )
+    return _finished(out, post, plus)
+
+
+def _finished(out: Array, post: RmsNorm | None, plus: Array | None) -> Float[Array, "M N"]:
+    out = applied(out, post)
     return out if plus is None else out + plus
 
 
@@ -101,10 +110,15 @@ def _product(
 def _product_jvp(rounding: Rounding, primals: tuple, tangents: tuple) -> tuple[Array, Array]:
     """A kernel has no derivative, and that of `matvec`'s terms would take minutes to compile."""
 
-    def plain(x: Array, w: QTensor, prologue: Prologue | None, plus: Array | None) -> Array:
+    def plain(
+        x: Array,
+        w: QTensor,
+        prologue: Prologue | None,
+        post: RmsNorm | None,
+        plus: Array | None,
+    ) -> Array:
         weight = xla.dequantize(w, jnp.dtype(jnp.float32))
         x = applied(x.astype(jnp.float32), prologue)
-        out = lax.dot(x, weight, precision=lax.Precision.HIGHEST)
-        return out if plus is None else out + plus
+        return _finished(lax.dot(x, weight, precision=lax.Precision.HIGHEST), post, plus)
 
     return _product(*primals, rounding), jax.jvp(plain, primals, tangents)[1]

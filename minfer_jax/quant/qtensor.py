@@ -51,7 +51,7 @@ class QTensor:
 
     def at(self, layer: int | Array) -> "QTensor":
         """One weight of a stack."""
-        return dataclasses.replace(self, layer=jnp.int32(layer))
+        return dataclasses.replace(self, layer=jnp.asarray(layer, jnp.uint32))
 
     def own(self, plane: Array) -> Array:
         """The part of a plane that belongs to this weight."""

@@ -135,8 +135,8 @@ def _column(w: QTensor, plane: Array, per_unit: int, i: int) -> Float[Array, "J 
     rows = plane.reshape(*plane.shape[:-2], -1, per_unit, TILE)
     if w.layer is None:
         return rows[:, :, i]
-    zero = jnp.int32(0)
-    start = (w.layer, zero, zero, jnp.int32(i), zero)
+    zero = jnp.uint32(0)
+    start = (w.layer, zero, zero, jnp.uint32(i), zero)
     shape = (rows.shape[1], rows.shape[2], TILE)
     return lax.dynamic_slice(rows, start, (1, *shape[:2], 1, TILE)).reshape(shape)
 

@@ -17,7 +17,8 @@ log = logging.getLogger("minfer_jax")
 
 VARIABLE = "MINFER_CPU_ISA"
 OFF = "off"
-CALLS = ("minfer_matvec", "minfer_matmul", "minfer_attention")
+NAMES = ("avx512", "avx2", "neon", "portable")
+CALLS = ("minfer_matvec", "minfer_matmul", "minfer_attention", "minfer_step")
 
 
 class IsaError(ValueError):
@@ -35,38 +36,43 @@ def library() -> ctypes.CDLL | None:
         return None
     try:
         found = ctypes.CDLL(spec.origin)
-    except OSError as e:
-        log.warning("the native kernels do not load (%s): using plain XLA", e)
+        calls = {name: found[name] for name in CALLS}
+        found.minfer_choose.restype = ctypes.c_char_p
+        found.minfer_has.restype = ctypes.c_bool
+        found.minfer_bfloat16.restype = ctypes.c_bool
+    except (OSError, AttributeError) as e:  # AttributeError: it is of another version
+        log.warning("the native kernels do not load (%s; install again): using plain XLA", e)
         return None
-    found.minfer_choose.restype = ctypes.c_char_p
-    found.minfer_bfloat16.restype = ctypes.c_bool
-    for name in CALLS:
-        jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(found[name]), platform="cpu")
+    for name, call in calls.items():
+        jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(call), platform="cpu")
     return found
 
 
-@functools.cache
-def _choose(wanted: str) -> str | None:
-    if wanted == OFF or (found := library()) is None:
-        return None
-    name = found.minfer_choose(wanted.encode())
-    if name is None:
-        raise IsaError(
-            f"{VARIABLE} is {wanted!r}, which this processor or this build does not have; "
-            f"leave it unset for the best, or take portable or {OFF}"
-        )
-    return name.decode()
+def available() -> tuple[str, ...]:
+    """The instruction sets that both this build and this processor have, the best first."""
+    found = library()
+    return () if found is None else tuple(n for n in NAMES if found.minfer_has(n.encode()))
 
 
 def isa() -> str | None:
     """The instruction set in use; None where products run in plain XLA.
 
+    The choice is one for the process and made anew by each call of this: a program already compiled
+    runs on what was chosen last.
+
     Raises:
         IsaError: $MINFER_CPU_ISA names none of this machine's.
     """
-    if jax.default_backend() != "cpu":
+    wanted = os.environ.get(VARIABLE, "")
+    if wanted == OFF or jax.default_backend() != "cpu" or (found := library()) is None:
         return None
-    return _choose(os.environ.get(VARIABLE, ""))
+    name = found.minfer_choose(wanted.encode())
+    if name is None:
+        raise IsaError(
+            f"{VARIABLE} is {wanted!r}, expected one of {', '.join((*available(), OFF))} here, "
+            "or nothing for the best"
+        )
+    return name.decode()
 
 
 def bfloat16() -> bool:

@@ -16,6 +16,11 @@ def supports(w: QTensor) -> bool:
     return w.shape[1] % 32 == 0
 
 
+def supports_head(h: int) -> bool:
+    """Whether there is a kernel for attention heads of H values."""
+    return h % 32 == 0
+
+
 # The numbers that ffi.cpp knows prologues by; 0 for none, 1 for RmsNorm.
 _GATES = {"silu": 2, "gelu": 3}
 
@@ -24,17 +29,19 @@ def matvec(
     x: Float[Array, "M width"],
     w: QTensor,
     prologue: Prologue | None = None,
+    post: RmsNorm | None = None,
     plus: Float[Array, "M N"] | None = None,
     *,
     rounded: bool = False,
 ) -> Float[Array, "M N"]:
-    """prologue(x) times the weight, and `plus`: for a few rows of x, the weight is read once.
+    """post(prologue(x) times the weight) + plus: for a few rows of x, the weight is read once.
 
     Args:
         x: float32.
         w: a weight that `supports` accepts.
         prologue: done to x first.
-        plus: added to the result.
+        post: done to the product; of the same eps as the prologue, where both are norms.
+        plus: added last.
         rounded: round what the product is taken of to 16 bits, one scale for 32 columns.
     """
     before = [] if plus is None else [plus]
@@ -44,11 +51,16 @@ def matvec(
         before.append(prologue.weight)
     elif isinstance(prologue, Gate):
         kind = _GATES[prologue.activation]
+    if post is not None:
+        assert not isinstance(prologue, RmsNorm) or post.eps == eps
+        eps = post.eps
+        before.append(post.weight)
     return _call("minfer_matvec", (x.shape[0], w.shape[0]))(
         x,
         *_planes(w, before),
         **_format(w),
         plus=plus is not None,
+        post=post is not None,
         prologue=np.int32(kind),
         eps=np.float32(eps),
         rounded=rounded,
@@ -72,7 +84,7 @@ def _call(target: str, shape: tuple[int, ...]) -> Callable[..., Array]:
 
 def _planes(w: QTensor, before: list[Array]) -> list[Array]:
     """The layer, then what comes before the planes, then the planes, as ffi.cpp reads them."""
-    layer = jnp.int32(0) if w.layer is None else w.layer
+    layer = jnp.uint32(0) if w.layer is None else w.layer
     planes = [p for p in (w.scale, w.sub, w.low, w.sublow, w.dense) if p is not None]
     return [layer, *before, *w.bits, *planes]
 
@@ -104,7 +116,7 @@ def attention(
     scale: float,
     bfloat16: bool,
 ) -> Float[Array, "B T N H"]:
-    """Causal attention over the slots that hold something; H is a multiple of 32."""
+    """Causal attention over the slots that hold something."""
     return _call("minfer_attention", q.shape)(
         q,
         k,
@@ -115,4 +127,70 @@ def attention(
         window=np.int64(window),
         scale=np.float32(scale),
         bfloat16=bfloat16,
+    )
+
+
+def attention_step(
+    qkv: Float[Array, "B 1 qkv"],
+    k: Float[Array, "L B K S H"],
+    v: Float[Array, "L B K S H"],
+    layer: Int[Array, ""],
+    q_positions: Int[Array, "B 1"],
+    k_positions: Int[Array, "B S"],
+    slots: Int[Array, "B 1"],
+    *,
+    n_head: int,
+    angles: tuple[Float[Array, "B pairs"], Float[Array, "B pairs"]] | None,
+    interleaved: bool,
+    q_norm: Float[Array, " H"] | None,
+    k_norm: Float[Array, " H"] | None,
+    q_factor: Float[Array, " B"] | None,
+    eps: float,
+    window: int,
+    scale: float,
+) -> tuple[Float[Array, "B 1 N H"], Array, Array]:
+    """All of attention for one position: (its output, k, v), the cache updated in place.
+
+    Args:
+        qkv: what the projections give, q | k | v.
+        k, v: caches of all layers of a kind.
+        layer: which of them.
+        q_positions: -1 for padding.
+        k_positions: the position that each slot holds once this one is written.
+        slots: where the key and value go; S for nowhere.
+        n_head: N.
+        angles: cosines and sines of RoPE, or None.
+        interleaved: which values of a head are pairs, see `rope.rotate`.
+        q_norm, k_norm: weights of the norms of each head, or None.
+        q_factor: of the queries, or None.
+        eps: of the norms.
+        window, scale: as for `attention`.
+    """
+    h = k.shape[4]
+    shapes = (
+        jax.ShapeDtypeStruct((qkv.shape[0], 1, n_head, h), jnp.float32),
+        jax.ShapeDtypeStruct(k.shape, k.dtype),
+        jax.ShapeDtypeStruct(v.shape, v.dtype),
+    )
+    call = jax.ffi.ffi_call(
+        "minfer_step", shapes, input_output_aliases={1: 1, 2: 2}, vmap_method="sequential"
+    )
+    extras = [*(angles or ()), *(x for x in (q_norm, k_norm, q_factor) if x is not None)]
+    return call(
+        qkv,
+        k,
+        v,
+        layer,
+        q_positions,
+        k_positions,
+        slots,
+        *extras,
+        window=np.int64(window),
+        scale=np.float32(scale),
+        rotate=angles is not None,
+        interleaved=interleaved,
+        q_norm=q_norm is not None,
+        k_norm=k_norm is not None,
+        q_factor=q_factor is not None,
+        eps=np.float32(eps),
     )

@@ -52,6 +52,13 @@ bool runs_here(const Kernels* kernels) {
   return true;  // every other machine for which neon is built has them
 }
 
+// The kernels of this name, or the best ones where it is empty; null if there are none.
+const Kernels* find(const char* name) {
+  for (const Kernels* kernels : kAll)
+    if (runs_here(kernels) && (!*name || !std::strcmp(name, kernels->name))) return kernels;
+  return nullptr;
+}
+
 // --- threads -------------------------------------------------------------------------------------
 
 // What the threads of one `run` share. It outlives the call: a thread may come when all is done.
@@ -106,7 +113,7 @@ struct Format {
 
 // The planes of one layer, from operand `at` on, in the order bits, scale, sub, low, sublow (those
 // that are there), or dense.
-bool read_weight(const ffi::RemainingArgs& args, size_t at, int32_t layer, int64_t n, const Format& f,
+bool read_weight(const ffi::RemainingArgs& args, size_t at, uint32_t layer, int64_t n, const Format& f,
                  Weight& w) {
   w = {};
   w.n = n;
@@ -123,7 +130,7 @@ bool read_weight(const ffi::RemainingArgs& args, size_t at, int32_t layer, int64
     const auto dims = buffer.dimensions();
     int64_t offset = 0;
     if (dims.size() == 4) {  // a stack
-      if (layer < 0 || layer >= dims[0]) return nullptr;
+      if (layer >= dims[0]) return nullptr;
       offset = (int64_t)buffer.size_bytes() / dims[0] * layer;
     }
     if (type) *type = buffer.element_type();
@@ -148,10 +155,11 @@ bool read_weight(const ffi::RemainingArgs& args, size_t at, int32_t layer, int64
 constexpr char kNoPlane[] = "a plane of the weight is missing, or the layer is outside its stack";
 constexpr char kNoKernel[] = "no kernel for this format of weight";
 
-ffi::Error matvec(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::S32> layer,
+ffi::Error matvec(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::U32> layer,
                   ffi::RemainingArgs args, ffi::Result<ffi::Buffer<ffi::F32>> y, int64_t k,
                   int32_t width0, int32_t width1, int32_t group, int32_t super_block, int32_t zero,
-                  bool fine, bool low, bool plus, int32_t prologue, float eps, bool rounded) {
+                  bool fine, bool low, bool plus, bool post, int32_t prologue, float eps,
+                  bool rounded) {
   const auto dims = y->dimensions();
   size_t at = 0;
   const auto vector = [&]() -> const float* {
@@ -167,12 +175,13 @@ ffi::Error matvec(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi
   p.y = y->typed_data();
   if (plus && !(p.plus = vector())) return invalid("there is nothing to add");
   if (p.prologue == Prologue::rms_norm && !(p.norm = vector())) return invalid("the norm is missing");
+  if (post && !(p.post = vector())) return invalid("the norm of the result is missing");
   const Format format = {k, width0, width1, group, super_block, zero, fine, low};
   if (!read_weight(args, at, layer.typed_data()[0], dims[1], format, p.w)) return invalid(kNoPlane);
   return chosen->matvec(p, on(pool)) ? ffi::Error::Success() : invalid(kNoKernel);
 }
 
-ffi::Error matmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Buffer<ffi::S32> layer,
+ffi::Error matmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Buffer<ffi::U32> layer,
                   ffi::RemainingArgs args, ffi::Result<ffi::Buffer<ffi::F32>> y, int64_t k,
                   int32_t width0, int32_t width1, int32_t group, int32_t super_block, int32_t zero,
                   bool fine, bool low) {
@@ -186,29 +195,80 @@ ffi::Error matmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Buffer<ffi::S32> 
              : invalid(kNoKernel);
 }
 
-ffi::Error attention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::AnyBuffer k, ffi::AnyBuffer v,
-                     ffi::Buffer<ffi::S32> layer, ffi::Buffer<ffi::S32> q_at,
-                     ffi::Buffer<ffi::S32> k_at, ffi::Result<ffi::Buffer<ffi::F32>> out,
-                     int64_t window, float scale, bool bfloat16) {
-  const auto qd = q.dimensions(), kd = k.dimensions();  // B T N H, L B K S H
-  const int32_t at = layer.typed_data()[0];
-  if (at < 0 || at >= kd[0]) return invalid("the layer is outside the cache");
-  const int64_t offset = (int64_t)k.size_bytes() / kd[0] * at;
-  Attention a = {};
-  a.b = qd[0], a.t = qd[1], a.n = qd[2], a.h = qd[3], a.kv_heads = kd[2], a.slots = kd[3];
-  a.q = q.typed_data();
+// Sizes and the layer's cache; false if the layer is outside it.
+bool read_cache(const ffi::AnyBuffer& k, const ffi::AnyBuffer& v, uint32_t layer, Attention& a) {
+  const auto dims = k.dimensions();  // L B K S H
+  if (layer >= dims[0]) return false;
+  const int64_t offset = (int64_t)k.size_bytes() / dims[0] * layer;
+  a.b = dims[1], a.kv_heads = dims[2], a.slots = dims[3], a.h = dims[4];
   a.k = static_cast<const char*>(k.untyped_data()) + offset;
   a.v = static_cast<const char*>(v.untyped_data()) + offset;
   a.cache = k.element_type() == ffi::F32   ? Cache::f32
             : k.element_type() == ffi::F16 ? Cache::f16
                                            : Cache::bf16;
+  return true;
+}
+
+constexpr char kNoLayer[] = "the layer is outside the cache";
+constexpr char kNoHead[] = "no kernel for a head of this size";
+
+ffi::Error attention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::AnyBuffer k, ffi::AnyBuffer v,
+                     ffi::Buffer<ffi::U32> layer, ffi::Buffer<ffi::S32> q_at,
+                     ffi::Buffer<ffi::S32> k_at, ffi::Result<ffi::Buffer<ffi::F32>> out,
+                     int64_t window, float scale, bool bfloat16) {
+  Attention a = {};
+  if (!read_cache(k, v, layer.typed_data()[0], a)) return invalid(kNoLayer);
+  a.t = q.dimensions()[1], a.n = q.dimensions()[2];
+  a.q = q.typed_data();
   a.q_at = q_at.typed_data();
   a.k_at = k_at.typed_data();
   a.window = window;
   a.scale = scale;
   a.bfloat16 = bfloat16;
   a.out = out->typed_data();
-  return chosen->attend(a, on(pool)) ? ffi::Error::Success() : invalid("no kernel for this head");
+  return chosen->attend(a, on(pool)) ? ffi::Error::Success() : invalid(kNoHead);
+}
+
+ffi::Error step(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> qkv, ffi::AnyBuffer k, ffi::AnyBuffer v,
+                ffi::Buffer<ffi::U32> layer, ffi::Buffer<ffi::S32> q_at, ffi::Buffer<ffi::S32> k_at,
+                ffi::Buffer<ffi::S32> slots, ffi::RemainingArgs args,
+                ffi::Result<ffi::Buffer<ffi::F32>> out, ffi::Result<ffi::AnyBuffer> new_k,
+                ffi::Result<ffi::AnyBuffer> new_v, int64_t window, float scale, bool rotate,
+                bool interleaved, bool q_norm, bool k_norm, bool q_factor, float eps) {
+  if (new_k->untyped_data() != k.untyped_data() || new_v->untyped_data() != v.untyped_data())
+    return invalid("the cache is to be updated in place");
+  Step s = {};
+  Attention& a = s.attention;
+  if (!read_cache(k, v, layer.typed_data()[0], a)) return invalid(kNoLayer);
+  a.t = 1, a.n = out->dimensions()[2];
+  a.q_at = q_at.typed_data();
+  a.k_at = k_at.typed_data();
+  a.window = window;
+  a.scale = scale;
+  a.out = out->typed_data();
+  size_t at = 0;
+  bool whole = true;
+  const auto vector = [&](bool there, int64_t* size = nullptr) -> const float* {
+    if (!there) return nullptr;
+    auto found = args.get<ffi::Buffer<ffi::F32>>(at++);
+    whole = whole && found.has_value();
+    if (!found.has_value()) return nullptr;
+    if (size) *size = found.value().dimensions().back();
+    return found.value().typed_data();
+  };
+  s.qkv = qkv.typed_data();
+  s.cos = vector(rotate, &s.pairs);
+  s.sin = vector(rotate);
+  s.q_norm = vector(q_norm);
+  s.k_norm = vector(k_norm);
+  s.q_factor = vector(q_factor);
+  if (!whole) return invalid("an operand is missing");
+  s.interleaved = interleaved;
+  s.eps = eps;
+  s.slots = slots.typed_data();
+  s.k = const_cast<void*>(a.k);
+  s.v = const_cast<void*>(a.v);
+  return chosen->step(s, on(pool)) ? ffi::Error::Success() : invalid(kNoHead);
 }
 
 // The operands and attributes that both products begin with; x is of type X.
@@ -217,7 +277,7 @@ auto product_binding() {
   return ffi::Ffi::Bind()
       .Ctx<ffi::ThreadPool>()
       .Arg<X>()
-      .template Arg<ffi::Buffer<ffi::S32>>()
+      .template Arg<ffi::Buffer<ffi::U32>>()
       .RemainingArgs()
       .template Ret<ffi::Buffer<ffi::F32>>()
       .template Attr<int64_t>("k")
@@ -233,6 +293,7 @@ auto product_binding() {
 XLA_FFI_DEFINE_HANDLER(kMatvec, matvec,
                        product_binding<ffi::Buffer<ffi::F32>>()
                            .Attr<bool>("plus")
+                           .Attr<bool>("post")
                            .Attr<int32_t>("prologue")
                            .Attr<float>("eps")
                            .Attr<bool>("rounded"));
@@ -245,13 +306,36 @@ XLA_FFI_DEFINE_HANDLER(kAttention, attention,
                            .Arg<ffi::Buffer<ffi::F32>>()
                            .Arg<ffi::AnyBuffer>()
                            .Arg<ffi::AnyBuffer>()
-                           .Arg<ffi::Buffer<ffi::S32>>()
+                           .Arg<ffi::Buffer<ffi::U32>>()
                            .Arg<ffi::Buffer<ffi::S32>>()
                            .Arg<ffi::Buffer<ffi::S32>>()
                            .Ret<ffi::Buffer<ffi::F32>>()
                            .Attr<int64_t>("window")
                            .Attr<float>("scale")
                            .Attr<bool>("bfloat16"));
+
+XLA_FFI_DEFINE_HANDLER(kStep, step,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::Buffer<ffi::F32>>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::Buffer<ffi::U32>>()
+                           .Arg<ffi::Buffer<ffi::S32>>()
+                           .Arg<ffi::Buffer<ffi::S32>>()
+                           .Arg<ffi::Buffer<ffi::S32>>()
+                           .RemainingArgs()
+                           .Ret<ffi::Buffer<ffi::F32>>()
+                           .Ret<ffi::AnyBuffer>()
+                           .Ret<ffi::AnyBuffer>()
+                           .Attr<int64_t>("window")
+                           .Attr<float>("scale")
+                           .Attr<bool>("rotate")
+                           .Attr<bool>("interleaved")
+                           .Attr<bool>("q_norm")
+                           .Attr<bool>("k_norm")
+                           .Attr<bool>("q_factor")
+                           .Attr<float>("eps"));
 
 }  // namespace
 }  // namespace minfer
@@ -260,16 +344,18 @@ XLA_FFI_DEFINE_HANDLER(kAttention, attention,
 
 extern "C" {
 
+// Whether the library and the machine have the instruction set of this name.
+__attribute__((visibility("default"))) bool minfer_has(const char* name) {
+  return minfer::find(name) != nullptr;
+}
+
 // Takes the instruction set of this name, or the best one where it is empty. Returns its name, or
-// null if the library or the machine has none of that name.
+// null if there is none.
 __attribute__((visibility("default"))) const char* minfer_choose(const char* name) {
-  for (const minfer::Kernels* kernels : minfer::kAll) {
-    if (!minfer::runs_here(kernels)) continue;
-    if (*name && std::strcmp(name, kernels->name)) continue;
-    minfer::chosen = kernels;
-    return kernels->name;
-  }
-  return nullptr;
+  const minfer::Kernels* found = minfer::find(name);
+  if (found == nullptr) return nullptr;
+  minfer::chosen = found;
+  return found->name;
 }
 
 // Whether the chosen one multiplies many rows in bfloat16.
@@ -282,4 +368,5 @@ __attribute__((visibility("default"))) bool minfer_bfloat16() { return minfer::c
 MINFER_CALL(minfer_matvec, kMatvec)
 MINFER_CALL(minfer_matmul, kMatmul)
 MINFER_CALL(minfer_attention, kAttention)
+MINFER_CALL(minfer_step, kStep)
 }

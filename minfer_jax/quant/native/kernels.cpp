@@ -1,5 +1,5 @@
 // Compiled once for each instruction set, with MINFER_ISA its name and MINFER_TABLE its table.
-#include "attention_prefill.h"
+#include "attention_step.h"
 
 namespace minfer {
 
@@ -11,7 +11,7 @@ constexpr bool kBfloat16 = false;
 #define STRING_(x) #x
 #define STRING(x) STRING_(x)
 static const Kernels kTable = {STRING(MINFER_ISA), kBfloat16, MINFER_ISA::matvec,
-                               MINFER_ISA::matmul, MINFER_ISA::attend};
+                               MINFER_ISA::matmul, MINFER_ISA::attend, MINFER_ISA::step};
 const Kernels* const MINFER_TABLE = &kTable;
 
 }  // namespace minfer

@@ -1,7 +1,7 @@
 // The product of a few rows with a packed weight: paid in bytes of weight, so each is read once.
 #pragma once
 
-#include "memory.h"
+#include "norm.h"
 #include "unpack.h"
 
 namespace minfer::MINFER_ISA {
@@ -22,40 +22,16 @@ void over_tiles(const Weight& w, const Threads& threads, Call f) {
                [&](int64_t i) { f(i * step, least(tiles, (i + 1) * step)); });
 }
 
+// Writes a tile of the result, with what is to be added unless a norm comes before that.
 INLINE void put(const Product& p, int64_t m, int64_t j, F value) {
+  const float* plus = p.post ? nullptr : p.plus;
   const int64_t at = m * p.w.n + j * kLanes;
   if ((j + 1) * kLanes <= p.w.n) {
-    if (p.plus) value = value + load(p.plus + at);
+    if (plus) value = value + load(plus + at);
     return store(p.y + at, value);
   }
   for (int64_t i = 0; i < p.w.n - j * kLanes; i++)
-    p.y[at + i] = lane(value, (int)i) + (p.plus ? p.plus[at + i] : 0);
-}
-
-// --- what precedes the product -------------------------------------------------------------------
-
-INLINE F silu(F a) { return a / (splat(1.0f) + exp(splat(0.0f) - a)); }
-
-// The form with a hyperbolic tangent (Hendrycks & Gimpel 2016): a * sigmoid(2 u).
-INLINE F gelu(F a) {
-  const F u = splat(0.7978845608028654f) * fma(splat(0.044715f) * a * a, a, a);
-  return a / (splat(1.0f) + exp(splat(-2.0f) * u));
-}
-
-template <class Call>
-INLINE void gate(const float* x, int64_t k, float* out, Call act) {
-  for (int64_t i = 0; i < k; i += kLanes) store(out + i, act(load(x + i)) * load(x + k + i));
-}
-
-// One row; k is a multiple of 16.
-inline void prepare(const Product& p, const float* x, float* out) {
-  const int64_t k = p.w.k;
-  if (p.prologue == Prologue::silu) return gate(x, k, out, [](F a) { return silu(a); });
-  if (p.prologue == Prologue::gelu) return gate(x, k, out, [](F a) { return gelu(a); });
-  F squares = splat(0.0f);
-  for (int64_t i = 0; i < k; i += kLanes) squares = fma(load(x + i), load(x + i), squares);
-  const F scale = splat(1.0f / __builtin_sqrtf(sum(squares) / (float)k + p.eps));
-  for (int64_t i = 0; i < k; i += kLanes) store(out + i, load(x + i) * scale * load(p.norm + i));
+    p.y[at + i] = lane(value, (int)i) + (plus ? plus[at + i] : 0);
 }
 
 // --- activations in float32 ----------------------------------------------------------------------
@@ -100,13 +76,21 @@ struct alignas(64) Unit {
 template <int Groups>
 inline Unit round_unit(const float* x) {
   Unit r;
-  float largest = 0;
-  for (int i = 0; i < 32; i++) largest = most(largest, __builtin_fabsf(x[i]));
-  const float inverse = largest > 0 ? kTop / largest : 0;
-  r.scale = largest / kTop;
+  // As whole numbers, sizes are in the order of the floats, and NaN is above them all.
+  int32_t top = 0;
+  for (int i = 0; i < 32; i++) {
+    int32_t size;
+    std::memcpy(&size, x + i, 4);
+    top = most(top, size & 0x7fffffff);
+  }
+  float largest;
+  std::memcpy(&largest, &top, 4);
+  const bool finite = top < 0x7f800000;
+  const float inverse = finite && largest > 1e-30f ? kTop / largest : 0;  // else all round to 0
+  r.scale = finite ? largest / kTop : __builtin_nanf("");
   int32_t q[32];
   for (int i = 0; i < 32; i++) {
-    const float value = x[i] * inverse;
+    const float value = inverse > 0 ? x[i] * inverse : 0;
     q[i] = (int32_t)(value + (value < 0 ? -0.5f : 0.5f));
   }
   for (int t = 0; t < 8; t++) {
@@ -190,21 +174,27 @@ void matvec_rounded(const Product& p, const float* x, const Threads& threads, De
 #endif
 
 inline bool matvec(const Product& p, const Threads& threads) {
-  const bool gated = p.prologue == Prologue::silu || p.prologue == Prologue::gelu;
-  Buffer<float> prepared(p.prologue == Prologue::none ? 0 : p.rows * p.w.k);
+  const int64_t k = p.w.k, n = p.w.n;
+  if (p.post && n % kLanes) return false;
+  Buffer<float> prepared(p.prologue == Prologue::none ? 0 : p.rows * k);
   const float* x = p.x;
-  if (p.prologue != Prologue::none) {
-    for (int64_t m = 0; m < p.rows; m++)
-      prepare(p, p.x + m * p.w.k * (gated ? 2 : 1), &prepared[m * p.w.k]);
+  for (int64_t m = 0; m < p.rows && p.prologue != Prologue::none; m++) {
+    float* out = &prepared[m * k];
+    if (p.prologue == Prologue::rms_norm) rms_norm(p.x + m * k, p.norm, k, p.eps, out);
+    if (p.prologue == Prologue::silu) gate(p.x + 2 * m * k, k, out, [](F a) { return silu(a); });
+    if (p.prologue == Prologue::gelu) gate(p.x + 2 * m * k, k, out, [](F a) { return gelu(a); });
     x = &prepared[0];
   }
-  return with_reader(p.w, [&](auto type) {
+  const bool done = with_reader(p.w, [&](auto type) {
     using Reader = typename decltype(type)::type;
 #if defined(MINFER_HAS_DOT)
     if (p.rounded) return matvec_rounded(p, x, threads, static_cast<Reader*>(nullptr));
 #endif
     matvec_float<Reader>(p, x, threads);
   });
+  for (int64_t m = 0; m < p.rows && p.post && done; m++)
+    rms_norm(p.y + m * n, p.post, n, p.eps, p.y + m * n, p.plus ? p.plus + m * n : nullptr);
+  return done;
 }
 
 }  // namespace minfer::MINFER_ISA

@@ -73,6 +73,52 @@ INLINE F widen(const int8_t* p) {
 #endif
 }
 
+// --- stores that narrow, to the nearest, ties to even --------------------------------------------
+
+INLINE void narrow(float* p, F a) { store(p, a); }
+
+INLINE void narrow(BF16* p, F a) {
+  UNROLL for (int i = 0; i < kLanes; i++) {
+    const float x = lane(a, i);
+    uint32_t u;
+    std::memcpy(&u, &x, 4);
+    p[i].bits = x != x ? 0x7fc0 : (uint16_t)((u + 0x7fff + ((u >> 16) & 1)) >> 16);
+  }
+}
+
+INLINE void narrow(F16* p, F a) {
+#if defined(__AVX512F__)
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph((__m512)a.part[0], _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__F16C__)
+  UNROLL for (int i = 0; i < kParts; i++)
+    _mm_storeu_si128((__m128i*)(p + 8 * i),
+                     _mm256_cvtps_ph((__m256)a.part[i], _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__ARM_NEON)
+  UNROLL for (int i = 0; i < kParts; i++)
+    vst1_u16((uint16_t*)(p + 4 * i), vreinterpret_u16_f16(vcvt_f16_f32(a.part[i])));
+#else
+  for (int i = 0; i < kLanes; i++) {
+    const float x = lane(a, i);
+    uint32_t u;
+    std::memcpy(&u, &x, 4);
+    const uint32_t sign = (u >> 16) & 0x8000, size = u & 0x7fffffff;
+    if (size >= 0x7f800000) {  // infinity, NaN
+      p[i].bits = sign | (size > 0x7f800000 ? 0x7e00 : 0x7c00);
+    } else if (size >= 0x477ff000) {  // rounds beyond the largest
+      p[i].bits = sign | 0x7c00;
+    } else if (size < 0x38800000) {  // subnormal: adding 0.5 leaves the fraction in place, rounded
+      float f;
+      std::memcpy(&f, &size, 4);
+      f += 0.5f;
+      std::memcpy(&u, &f, 4);
+      p[i].bits = sign | (u - 0x3f000000);
+    } else {
+      p[i].bits = sign | ((size - 0x38000000 + 0xfff + ((size >> 13) & 1)) >> 13);
+    }
+  }
+#endif
+}
+
 // --- across lanes --------------------------------------------------------------------------------
 
 INLINE float sum(F a) {

@@ -43,6 +43,21 @@ struct Attention {
   }
 };
 
+// One position of a sequence, from what the projections give to what attention gives: norms, RoPE,
+// the new key and value put into the cache, and `attention`, whose q this makes.
+struct Step {
+  Attention attention;      // t = 1
+  const float* qkv;         // [B, (N + 2 K) H]
+  const float *cos, *sin;   // [B, pairs], null for no rotation
+  int64_t pairs;
+  bool interleaved;         // pairs are (2 i, 2 i + 1), else (i, i + pairs)
+  const float *q_norm, *k_norm;  // [H] or null
+  float eps;
+  const float* q_factor;    // [B], of the queries, or null
+  const int32_t* slots;     // [B], where the key and value go; `slots` itself is nowhere
+  void *k, *v;              // as attention.k, attention.v
+};
+
 enum class Prologue { none, rms_norm, silu, gelu };
 
 // y [rows, n] = prologue(x) times the weight, plus what is given, for a few rows.
@@ -55,6 +70,7 @@ struct Product {
   float eps;
   bool rounded;       // take what is multiplied to 16 bits
   const float* plus;  // [rows, n] or null
+  const float* post;  // [n]: the product is normed, as by rms_norm, before that; or null
   float* y;
 };
 
@@ -80,6 +96,7 @@ struct Kernels {
   // y [m, n] = x [m, k] times the weight, for many rows; x is bfloat16 where `bf16`, else float.
   bool (*matmul)(const Weight&, const void* x, int64_t m, bool bf16, float* y, const Threads&);
   bool (*attend)(const Attention&, const Threads&);
+  bool (*step)(const Step&, const Threads&);
 };
 
 extern const Kernels* const kPortable;
