@@ -13,7 +13,7 @@ from minfer_jax.model.layers import gated_mlp, linear, side_by_side
 from minfer_jax.model.params import LayerParams
 from minfer_jax.quant import native
 from minfer_jax.quant.native import calls
-from minfer_jax.quant.prologue import RmsNorm, rms_norm
+from minfer_jax.quant.prologue import RmsNorm, applied
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +57,7 @@ def store(
     Returns:
         (queries, neither normed nor rotated; k_cache; v_cache).
     """
-    norm = RmsNorm(p.attn_norm, cfg.norm_eps)
-    q, k, v = _split_heads(side_by_side(x, p.qkv, cfg.rounding, norm), cfg)
+    q, k, v = _split_heads(side_by_side(x, p.qkv, cfg.rounding, p.attn_norm), cfg)
     k = _norm_and_rotate(k, p.k_norm, place.positions, place, cfg)
     k_cache = kv.write(k_cache, k, place.layer, place.slots)
     return q, k_cache, kv.write(v_cache, v, place.layer, place.slots)
@@ -125,7 +124,7 @@ def step(
     cfg: ModelConfig,
 ) -> tuple[Float[Array, "B 1 D"], Array, Array]:
     """A whole block for one position, `store` and `mix` in one: (residual, k_cache, v_cache)."""
-    qkv = side_by_side(x, p.qkv, cfg.rounding, RmsNorm(p.attn_norm, cfg.norm_eps))
+    qkv = side_by_side(x, p.qkv, cfg.rounding, p.attn_norm)
     angles = None
     if place.freq is not None and place.spec.rope is not None:
         magnitude = cfg.ropes[place.spec.rope].magnitude
@@ -143,8 +142,8 @@ def step(
         n_head=cfg.n_head,
         angles=angles,
         interleaved=cfg.rope_interleaved,
-        q_norm=p.q_norm,
-        k_norm=p.k_norm,
+        q_norm=None if p.q_norm is None else p.q_norm.own(),
+        k_norm=None if p.k_norm is None else p.k_norm.own(),
         q_factor=None if factor is None else factor[:, 0],
         eps=cfg.norm_eps,
         window=_window(place, cfg),
@@ -157,21 +156,16 @@ def _finish(
     x: Float[Array, "B R D"], a: Float[Array, "B R N H"], p: LayerParams, cfg: ModelConfig
 ) -> Float[Array, "B R D"]:
     """What follows attention: its output projection and the gated MLP, each added to x."""
-
-    def norm(weight: Array) -> RmsNorm:
-        return RmsNorm(weight, cfg.norm_eps)
-
     a = a.reshape(*a.shape[:2], -1)
-    post = None if p.post_attn_norm is None else norm(p.post_attn_norm)
-    x = linear(a, p.attn_output, cfg.rounding, post=post, plus=x)
+    x = linear(a, p.attn_output, cfg.rounding, post=p.post_attn_norm, plus=x)
     return gated_mlp(
         x,
-        norm(p.ffn_norm),
+        p.ffn_norm,
         p.gate_up,
         p.ffn_down,
         activation=cfg.activation,
         rounding=cfg.rounding,
-        post=None if p.post_ffn_norm is None else norm(p.post_ffn_norm),
+        post=p.post_ffn_norm,
         plus=x,
     )
 
@@ -198,14 +192,13 @@ def _split_heads(qkv: Float[Array, "B T qkv"], cfg: ModelConfig) -> tuple[Array,
 
 def _norm_and_rotate(
     heads: Float[Array, "B T heads H"],
-    norm: Float[Array, " H"] | None,
+    norm: RmsNorm | None,
     positions: Int[Array, "B T"],
     place: Place,
     cfg: ModelConfig,
 ) -> Float[Array, "B T heads H"]:
     """Per-head norm and RoPE, where the layer has them."""
-    if norm is not None:
-        heads = rms_norm(heads, norm, cfg.norm_eps)
+    heads = applied(heads, norm)
     if place.freq is None or place.spec.rope is None:
         return heads
     magnitude = cfg.ropes[place.spec.rope].magnitude

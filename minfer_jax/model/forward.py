@@ -14,7 +14,6 @@ from minfer_jax.model.kv_state import KVState
 from minfer_jax.model.layers import linear
 from minfer_jax.model.params import LayerParams, Params, pick
 from minfer_jax.quant import xla
-from minfer_jax.quant.prologue import RmsNorm
 
 _Carry = tuple[Array, tuple[Array, Array], tuple[Array, Array]]  # x, keys, values
 Index = int | Array
@@ -128,8 +127,7 @@ def forward(
         carry = run(carry, *last, _last_rows(positions, n_out))
 
     x, k, v = carry
-    norm = RmsNorm(params.output_norm, cfg.norm_eps)
-    logits = linear(x, params.output, cfg.rounding, norm)
+    logits = linear(x, params.output, cfg.rounding, params.output_norm)
     if cfg.final_softcap:
         logits = cfg.final_softcap * jnp.tanh(logits / cfg.final_softcap)
     return logits, KVState(k=k, v=v, positions=(held[0], held[1]))
@@ -156,36 +154,39 @@ def _layers(
     if not order:
         return carry
     present = sorted({group for group, _ in order})
-    # A row a layer: its index in its group, its index in its kind, then for each group whether it
-    # is this one. Unsigned, or every use would check for a negative index first.
+    # A row a layer: its index in its group, its index in its kind, its group. Unsigned, or every
+    # use would check for a negative index first.
     rows = zip(order, _in_kind(cfg), strict=False)
-    table = jnp.asarray(
-        [(i, in_kind, *(g == other for other in present)) for (g, i), in_kind in rows], jnp.uint32
-    )
+    table = jnp.asarray([(i, in_kind, present.index(g)) for (g, i), in_kind in rows], jnp.uint32)
 
-    def one(number: int, carry: _Carry, index: Array, in_kind: Array) -> _Carry:
+    def one(number: int, carry: _Carry, row: Array) -> _Carry:
         group = present[number]
-        x, stack = lax.optimization_barrier((carry[0], params.groups[group]))
+        x, stack, row = lax.optimization_barrier((carry[0], params.groups[group], row))
+        index, in_kind = (lax.index_in_dim(row, i, keepdims=False) for i in (0, 1))
         return run((x, *carry[1:]), specs[group], pick(stack, index), in_kind)
 
+    def turn(number: int, carry: _Carry, row: Array) -> _Carry:
+        """`one`, if it is the group's turn."""
+
+        def is_due(looped: tuple[Array, _Carry]) -> Array:
+            return (looped[0] == 0) & (row[2] == number)
+
+        def once(looped: tuple[Array, _Carry]) -> tuple[Array, _Carry]:
+            return looped[0] + 1, one(number, looped[1], row)
+
+        return lax.while_loop(is_due, once, (jnp.uint32(0), carry))[1]
+
     def body(carry: _Carry, row: Array) -> tuple[_Carry, None]:
-        index, in_kind, *turns = (lax.index_in_dim(row, i, keepdims=False) for i in range(len(row)))
         if len(present) == 1:
-            return one(0, carry, index, in_kind), None
+            return one(0, carry, row), None
         if differentiable:
             branches = [partial(one, n) for n in range(len(present))]
-            which = jnp.argmax(jnp.stack(turns)).astype(jnp.int32)
-            return lax.switch(which, branches, carry, index, in_kind), None
-        for number, turn in enumerate(turns):
-            once = partial(_once, partial(one, number, index=index, in_kind=in_kind))
-            carry = lax.fori_loop(jnp.uint32(0), turn, once, carry)
+            return lax.switch(row[2].astype(jnp.int32), branches, carry, row), None
+        for number in range(len(present)):
+            carry = turn(number, carry, row)
         return carry, None
 
     return lax.scan(body, carry, table)[0]
-
-
-def _once(f: Callable[[_Carry], _Carry], _: Array, carry: _Carry) -> _Carry:
-    return f(carry)
 
 
 def _in_kind(cfg: ModelConfig) -> list[int]:

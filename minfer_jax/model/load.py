@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
 
 from minfer_jax import memory
 from minfer_jax.gguf import GGUFFile
@@ -22,6 +21,7 @@ from minfer_jax.model.config import ModelConfig, ModelError
 from minfer_jax.model.keys import Keys
 from minfer_jax.model.params import LayerParams, Linear, Params
 from minfer_jax.model.tensors import Tensors
+from minfer_jax.quant.prologue import RmsNorm
 
 log = logging.getLogger("minfer_jax")
 
@@ -107,8 +107,8 @@ def _load_params(t: Tensors, cfg: ModelConfig, arch: Arch) -> Params:
     factors = t.vector("rope_freqs.weight") if t.has("rope_freqs.weight") else None
     params = Params(
         token_embd=token_embd,
-        groups=tuple(_load_group(t, layers, arch) for layers in groups),
-        output_norm=jnp.asarray(t.vector("output_norm.weight")),
+        groups=tuple(_load_group(t, layers, arch, cfg) for layers in groups),
+        output_norm=RmsNorm(weight=jnp.asarray(t.vector("output_norm.weight")), eps=cfg.norm_eps),
         output=Linear(weight=head, **extras),
         rope=tuple(jnp.asarray(rope.frequencies(spec, factors)) for spec in cfg.ropes),
         order=_order(groups),
@@ -172,11 +172,12 @@ def _order(groups: list[list[int]]) -> tuple[tuple[int, int], ...]:
     return tuple(places[i] for i in range(len(places)))
 
 
-def _load_group(t: Tensors, layers: list[int], arch: Arch) -> LayerParams:
-    def norm(name: str) -> Array:
-        return jnp.asarray(np.stack([t.vector(f"blk.{i}.{name}.weight") for i in layers]))
+def _load_group(t: Tensors, layers: list[int], arch: Arch, cfg: ModelConfig) -> LayerParams:
+    def norm(name: str) -> RmsNorm:
+        weight = jnp.asarray(np.stack([t.vector(f"blk.{i}.{name}.weight") for i in layers]))
+        return RmsNorm(weight=weight, eps=cfg.norm_eps)
 
-    def norm_if(name: str) -> Array | None:
+    def norm_if(name: str) -> RmsNorm | None:
         return norm(name) if name in arch.norms else None
 
     def linears(*parts: str, scale_bias: bool = False) -> tuple[Linear, ...]:

@@ -1,10 +1,13 @@
 """The weights of a model as pytrees: frozen, replaced and never changed."""
 
+import dataclasses
 from dataclasses import dataclass, field
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array
 
+from minfer_jax.quant.prologue import RmsNorm
 from minfer_jax.quant.qtensor import QTensor
 
 
@@ -23,22 +26,22 @@ class Linear:
 class LayerParams:
     """One block, or a stack of blocks of one kind: every array then has a leading axis.
 
-    Norms are float32 [D] ([H] for q_norm and k_norm); None where the model has none.
+    Norms are of D values (H for q_norm and k_norm); None where the model has none.
 
     `qkv` and `gate_up` are one Linear where the maps are of one format, else several; side by side
     their outputs are q | k | v and gate | up.
     """
 
-    attn_norm: Array
+    attn_norm: RmsNorm
     qkv: tuple[Linear, ...]
-    q_norm: Array | None
-    k_norm: Array | None
+    q_norm: RmsNorm | None
+    k_norm: RmsNorm | None
     attn_output: Linear
-    post_attn_norm: Array | None
-    ffn_norm: Array
+    post_attn_norm: RmsNorm | None
+    ffn_norm: RmsNorm
     gate_up: tuple[Linear, ...]
     ffn_down: Linear
-    post_ffn_norm: Array | None
+    post_ffn_norm: RmsNorm | None
 
 
 @jax.tree_util.register_dataclass
@@ -57,7 +60,7 @@ class Params:
     Attributes:
         token_embd: [V, D].
         groups: one stack of LayerParams a group.
-        output_norm: float32 [D].
+        output_norm: of D values.
         output: [V, D]; its weight is `token_embd` itself where the file ties them.
         rope: frequencies, float32 [pairs] each; LayerSpec.rope picks one.
         order: static; (group, index) of every layer.
@@ -65,7 +68,7 @@ class Params:
 
     token_embd: QTensor
     groups: tuple[LayerParams, ...]
-    output_norm: Array
+    output_norm: RmsNorm
     output: Linear
     rope: tuple[Array, ...]
     order: tuple[tuple[int, int], ...] = field(metadata={"static": True})
@@ -77,11 +80,15 @@ class Params:
 
 
 def pick(stack: LayerParams, index: int | Array) -> LayerParams:
-    """One block of a stack; the index may be traced."""
+    """One block of a stack; the index may be traced.
 
-    def one(leaf: Array | QTensor) -> Array | QTensor:
-        if isinstance(leaf, QTensor):
-            return leaf.at(index)
+    Packed weights and norms keep the index, for a kernel to find its row by; the rest is sliced.
+    """
+    index = jnp.asarray(index, jnp.uint32)
+
+    def one(leaf: Array | QTensor | RmsNorm) -> Array | QTensor | RmsNorm:
+        if isinstance(leaf, QTensor | RmsNorm):
+            return dataclasses.replace(leaf, layer=index)
         return jax.lax.dynamic_index_in_dim(leaf, index, axis=0, keepdims=False)
 
-    return jax.tree.map(one, stack, is_leaf=lambda leaf: isinstance(leaf, QTensor))
+    return jax.tree.map(one, stack, is_leaf=lambda leaf: isinstance(leaf, QTensor | RmsNorm))

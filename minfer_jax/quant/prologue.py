@@ -13,12 +13,22 @@ ACTIVATIONS = {
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RmsNorm:
-    """x / sqrt(mean(x^2) + eps) * weight (Zhang & Sennrich 2019); weight is float32 [K]."""
+    """x / sqrt(mean(x^2) + eps) * weight (Zhang & Sennrich 2019).
+
+    `weight` is float32 [K], or a stack of such rows of which `layer` says which one is meant.
+    """
 
     weight: Array
+    layer: Array | None = None
     eps: float = field(metadata={"static": True})
+
+    def own(self) -> Float[Array, " K"]:
+        """The weight itself."""
+        if self.layer is None:
+            return self.weight
+        return jax.lax.dynamic_index_in_dim(self.weight, self.layer, axis=0, keepdims=False)
 
 
 @jax.tree_util.register_dataclass
@@ -41,7 +51,7 @@ def rms_norm(x: Float[Array, "... D"], weight: Float[Array, " D"], eps: float) -
 def applied(x: Float[Array, "... width"], prologue: Prologue | None) -> Float[Array, "... K"]:
     """What the product is taken of."""
     if isinstance(prologue, RmsNorm):
-        return rms_norm(x, prologue.weight, prologue.eps)
+        return rms_norm(x, prologue.own(), prologue.eps)
     if isinstance(prologue, Gate):
         a, b = jnp.split(x, 2, axis=-1)
         return ACTIVATIONS[prologue.activation](a) * b

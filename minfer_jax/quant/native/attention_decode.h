@@ -53,7 +53,7 @@ void attend_span(const Attention& a, const T* k, const T* v, const float* q, int
       F weight = exp(score - splat(tops[g]));
       // Where nothing is seen the top is kNever itself.
       UNROLL for (int p = 0; p < kParts; p++)
-        weight.part[p] = score.part[p] > kNever ? weight.part[p] : F::Native{};
+        weight.part[p] = score.part[p] == kNever ? F::Native{} : weight.part[p];
       store(&scores[g][i], weight);
       total = total + weight;
     }

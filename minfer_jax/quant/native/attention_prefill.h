@@ -119,7 +119,7 @@ void attend_tile(const Attention& a, int64_t b, int64_t head, int64_t r0, int ro
           const F score = load(row + i + c * kLanes);
           x[c] = exp(score - splat(new_top));
           UNROLL for (int p = 0; p < kParts; p++)
-            x[c].part[p] = score.part[p] > kNever ? x[c].part[p] : F::Native{};
+            x[c].part[p] = score.part[p] == kNever ? F::Native{} : x[c].part[p];
           total = total + x[c];
         }
         store(&weights[r][i / columns], Word::row(x));

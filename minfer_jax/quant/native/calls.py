@@ -48,13 +48,13 @@ def matvec(
     kind, eps = 0, 0.0
     if isinstance(prologue, RmsNorm):
         kind, eps = 1, prologue.eps
-        before.append(prologue.weight)
+        before.append(_of_layer(prologue, w))
     elif isinstance(prologue, Gate):
         kind = _GATES[prologue.activation]
     if post is not None:
         assert not isinstance(prologue, RmsNorm) or post.eps == eps
         eps = post.eps
-        before.append(post.weight)
+        before.append(_of_layer(post, w))
     return _call("minfer_matvec", (x.shape[0], w.shape[0]))(
         x,
         *_planes(w, before),
@@ -80,6 +80,11 @@ def matmul(x: Float[Array, "M K"], w: QTensor) -> Float[Array, "M N"]:
 def _call(target: str, shape: tuple[int, ...]) -> Callable[..., Array]:
     result = jax.ShapeDtypeStruct(shape, jnp.float32)
     return jax.ffi.ffi_call(target, result, vmap_method="sequential")
+
+
+def _of_layer(norm: RmsNorm, w: QTensor) -> Array:
+    """A norm's weight, or the stack of them where it takes the same row as the product's weight."""
+    return norm.weight if norm.layer is w.layer else norm.own()
 
 
 def _planes(w: QTensor, before: list[Array]) -> list[Array]:

@@ -1,11 +1,10 @@
 // The kernels as custom calls of XLA (its foreign function interface), on XLA's own threads.
-#include <atomic>
 #if defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #endif
 #include <cstring>
-#include <memory>
 
+#include "threads.h"
 #include "weight.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -58,47 +57,6 @@ const Kernels* find(const char* name) {
     if (runs_here(kernels) && (!*name || !std::strcmp(name, kernels->name))) return kernels;
   return nullptr;
 }
-
-// --- threads -------------------------------------------------------------------------------------
-
-// What the threads of one `run` share. It outlives the call: a thread may come when all is done.
-struct Shared {
-  std::atomic<int64_t> next{0}, done{0};
-  int64_t tasks;
-  Threads::Task task;
-  const void* f;
-
-  void work() {
-    for (int64_t i; (i = next.fetch_add(1)) < tasks;) {
-      task(f, i);
-      done.fetch_add(1);
-    }
-  }
-};
-
-inline void pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#endif
-}
-
-void start(void* pool, int64_t tasks, Threads::Task task, const void* f) {
-  auto* threads = static_cast<ffi::ThreadPool*>(pool);
-  const int64_t helpers = std::min<int64_t>(threads->num_threads(), tasks) - 1;
-  if (helpers < 1) {
-    for (int64_t i = 0; i < tasks; i++) task(f, i);
-    return;
-  }
-  auto shared = std::make_shared<Shared>();
-  shared->tasks = tasks;
-  shared->task = task;
-  shared->f = f;
-  for (int64_t i = 0; i < helpers; i++) threads->Schedule([shared] { shared->work(); });
-  shared->work();
-  while (shared->done.load() < tasks) pause();
-}
-
-Threads on(ffi::ThreadPool& pool) { return {(int)pool.num_threads(), &pool, start}; }
 
 // --- buffers to weights --------------------------------------------------------------------------
 
@@ -162,9 +120,14 @@ ffi::Error matvec(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi
                   bool rounded) {
   const auto dims = y->dimensions();
   size_t at = 0;
-  const auto vector = [&]() -> const float* {
+  const uint32_t row = layer.typed_data()[0];
+  // A vector of `size` values, or the layer's own out of a stack of them.
+  const auto vector = [&](int64_t size) -> const float* {
     auto found = args.get<ffi::Buffer<ffi::F32>>(at++);
-    return found.has_value() ? found.value().typed_data() : nullptr;
+    if (!found.has_value()) return nullptr;
+    const int64_t values = (int64_t)found.value().element_count();
+    if (values == size) return found.value().typed_data();
+    return (row + 1) * size <= values ? found.value().typed_data() + row * size : nullptr;
   };
   Product p = {};
   p.x = x.typed_data();
@@ -173,12 +136,12 @@ ffi::Error matvec(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi
   p.eps = eps;
   p.rounded = rounded;
   p.y = y->typed_data();
-  if (plus && !(p.plus = vector())) return invalid("there is nothing to add");
-  if (p.prologue == Prologue::rms_norm && !(p.norm = vector())) return invalid("the norm is missing");
-  if (post && !(p.post = vector())) return invalid("the norm of the result is missing");
+  if (plus && !(p.plus = vector(dims[0] * dims[1]))) return invalid("there is nothing to add");
+  if (p.prologue == Prologue::rms_norm && !(p.norm = vector(k))) return invalid("the norm is missing");
+  if (post && !(p.post = vector(dims[1]))) return invalid("the norm of the result is missing");
   const Format format = {k, width0, width1, group, super_block, zero, fine, low};
-  if (!read_weight(args, at, layer.typed_data()[0], dims[1], format, p.w)) return invalid(kNoPlane);
-  return chosen->matvec(p, on(pool)) ? ffi::Error::Success() : invalid(kNoKernel);
+  if (!read_weight(args, at, row, dims[1], format, p.w)) return invalid(kNoPlane);
+  return chosen->matvec(p, on<true>(pool)) ? ffi::Error::Success() : invalid(kNoKernel);
 }
 
 ffi::Error matmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Buffer<ffi::U32> layer,
@@ -190,7 +153,7 @@ ffi::Error matmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Buffer<ffi::U32> 
   Weight w;
   if (!read_weight(args, 0, layer.typed_data()[0], dims[1], format, w)) return invalid(kNoPlane);
   const bool bf16 = x.element_type() == ffi::BF16;
-  return chosen->matmul(w, x.untyped_data(), dims[0], bf16, y->typed_data(), on(pool))
+  return chosen->matmul(w, x.untyped_data(), dims[0], bf16, y->typed_data(), on<false>(pool))
              ? ffi::Error::Success()
              : invalid(kNoKernel);
 }
@@ -226,7 +189,7 @@ ffi::Error attention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::AnyBuff
   a.scale = scale;
   a.bfloat16 = bfloat16;
   a.out = out->typed_data();
-  return chosen->attend(a, on(pool)) ? ffi::Error::Success() : invalid(kNoHead);
+  return chosen->attend(a, on<false>(pool)) ? ffi::Error::Success() : invalid(kNoHead);
 }
 
 ffi::Error step(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> qkv, ffi::AnyBuffer k, ffi::AnyBuffer v,
@@ -268,7 +231,7 @@ ffi::Error step(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> qkv, ffi::AnyBuffer 
   s.slots = slots.typed_data();
   s.k = const_cast<void*>(a.k);
   s.v = const_cast<void*>(a.v);
-  return chosen->step(s, on(pool)) ? ffi::Error::Success() : invalid(kNoHead);
+  return chosen->step(s, on<true>(pool)) ? ffi::Error::Success() : invalid(kNoHead);
 }
 
 // The operands and attributes that both products begin with; x is of type X.

@@ -43,14 +43,18 @@ INLINE F widen(const F16* p) {
   UNROLL for (int i = 0; i < kParts; i++)
     r.part[i] = vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16((const uint16_t*)(p + 4 * i))));
 #else
-  // Exponent and fraction moved into place are 2**112 too small, subnormals included.
+  // Exponent and fraction move into place. Subnormals are made from whole numbers: as floats they
+  // would be subnormal too, which XLA's threads take for zero.
   U u;
   UNROLL for (int i = 0; i < kLanes; i++) u.part[i / kNative][i % kNative] = p[i].bits;
   const U magnitude = u & splat(0x7fffu);
-  F value = bits<float>(magnitude << 13) * splat(0x1p112f);
+  F value = bits<float>((magnitude << 13) + splat(112u << 23));
+  const F small = to_float(bits<int32_t>(magnitude)) * splat(0x1p-24f);
   const F special = bits<float>((magnitude << 13) | splat(0x7f800000u));  // infinity, NaN
-  UNROLL for (int i = 0; i < kParts; i++)
+  UNROLL for (int i = 0; i < kParts; i++) {
+    value.part[i] = magnitude.part[i] < 0x400u ? small.part[i] : value.part[i];
     value.part[i] = magnitude.part[i] >= 0x7c00u ? special.part[i] : value.part[i];
+  }
   r = bits<float>(bits<uint32_t>(value) | ((u & splat(0x8000u)) << 16));
 #endif
   return r;
@@ -149,7 +153,7 @@ INLINE float top(F a) {
 // e**x: 2**n from the exponent's bits, the rest by a polynomial of degree 6
 // (Taylor about 0 on |r| <= ln2 / 2: an error of 2e-8). Beyond -87.5 and 88 it stays as it is there.
 INLINE F exp(F x) {
-  x = min(max(x, splat(-87.5f)), splat(88.0f));
+  x = min(splat(88.0f), max(splat(-87.5f), x));  // in this order NaN stays
   const F shifter = splat(12582912.0f);  // 1.5 * 2**23: adding it rounds to an integer
   const F n = fma(x, splat(1.44269504088896341f), shifter) - shifter;
   F r = fma(n, splat(-0.693145751953125f), x);  // ln 2 in two parts
