@@ -12,6 +12,7 @@ namespace minfer::MINFER_ISA {
 
 constexpr int kSpan = 256;   // slots
 constexpr int kHeads = 4;    // query heads that share a pass over the cache
+constexpr int kRowsAhead = 32;
 constexpr float kNever = -1e30f;
 
 template <int N>
@@ -19,31 +20,45 @@ struct Wide {
   static constexpr int value = N;
 };
 
+// The row that comes `kRowsAhead` after this one.
+template <class T>
+INLINE void prefetch(const T* row, int64_t h) {
+  const char* at = reinterpret_cast<const char*>(row + kRowsAhead * h);
+  for (int64_t i = 0; i < least<int64_t>(h, 4 * kLanes) * (int64_t)sizeof(T); i += 64)
+    __builtin_prefetch(at + i);
+}
+
 // Query heads g0 .. g0 + G of one kv head, over slots s0 .. s1: leaves their largest score, the sum
 // of weights, and the weighted sum of values [G][H].
-template <class T, int G>
+template <class T, int G, int Chunks>
 void attend_span(const Attention& a, const T* k, const T* v, const float* q, int32_t qp,
-                 const int32_t* held, int64_t s0, int64_t s1, float* tops, float* sums, float* out) {
-  const int64_t h = a.h;
+                 const int32_t* held, int64_t s0, int64_t s1, float* tops, float* totals, float* out) {
+  const int64_t h = Chunks ? Chunks * kLanes : a.h;
   const int count = (int)(s1 - s0);
   alignas(64) float scores[G][kSpan];
-  for (int i = 0; i < count; i++) {
-    if (!a.sees(qp, held[s0 + i])) {
-      for (int g = 0; g < G; g++) scores[g][i] = kNever;
-      continue;
-    }
-    const T* row = k + (s0 + i) * h;
-    F dots[G];
-    UNROLL for (int g = 0; g < G; g++) dots[g] = splat(0.0f);
-    for (int64_t c = 0; c < h; c += kLanes) {
-      const F key = widen(row + c);
-      UNROLL for (int g = 0; g < G; g++) dots[g] = fma(key, load(q + g * h + c), dots[g]);
-    }
-    UNROLL for (int g = 0; g < G; g++) scores[g][i] = sum(dots[g]) * a.scale;
-  }
   const int padded = (count + kLanes - 1) / kLanes * kLanes;
+  for (int i0 = 0; i0 < count; i0 += kLanes) {
+    F dots[G][kLanes];
+    alignas(64) int32_t seen[kLanes];
+    for (int i = 0; i < kLanes; i++) {
+      const int64_t slot = s0 + least(i0 + i, count - 1);
+      seen[i] = i0 + i < count && a.sees(qp, held[slot]);
+      const T* row = k + slot * h;
+      prefetch(row, h);
+      F dot[G];
+      UNROLL for (int g = 0; g < G; g++) dot[g] = splat(0.0f);
+      UNROLL for (int64_t c = 0; c < h; c += kLanes) {
+        const F key = widen(row + c);
+        UNROLL for (int g = 0; g < G; g++) dot[g] = fma(key, load(q + g * h + c), dot[g]);
+      }
+      UNROLL for (int g = 0; g < G; g++) dots[g][i] = dot[g];
+    }
+    UNROLL for (int g = 0; g < G; g++) {
+      const F score = sums(dots[g]) * splat(a.scale);
+      store(&scores[g][i0], select(load(seen), score, splat(kNever)));
+    }
+  }
   for (int g = 0; g < G; g++) {
-    for (int i = count; i < padded; i++) scores[g][i] = kNever;
     F largest = splat(kNever);
     for (int i = 0; i < padded; i += kLanes) largest = max(largest, load(&scores[g][i]));
     tops[g] = top(largest);
@@ -57,7 +72,7 @@ void attend_span(const Attention& a, const T* k, const T* v, const float* q, int
       store(&scores[g][i], weight);
       total = total + weight;
     }
-    sums[g] = sum(total);
+    totals[g] = sum(total);
   }
   const auto values = [&](auto width, int64_t c) {
     constexpr int wide = decltype(width)::value;
@@ -67,6 +82,7 @@ void attend_span(const Attention& a, const T* k, const T* v, const float* q, int
     }
     for (int i = 0; i < count; i++) {
       const T* row = v + (s0 + i) * h + c;
+      prefetch(row, h);
       F weight[G];
       UNROLL for (int g = 0; g < G; g++) weight[g] = splat(scores[g][i]);
       UNROLL for (int x = 0; x < wide; x++) {
@@ -85,12 +101,16 @@ void attend_span(const Attention& a, const T* k, const T* v, const float* q, int
 
 template <class T, int G = kHeads>
 void attend_some(int groups, const Attention& a, const T* k, const T* v, const float* q, int32_t qp,
-                 const int32_t* held, int64_t s0, int64_t s1, float* tops, float* sums, float* out) {
+                 const int32_t* held, int64_t s0, int64_t s1, float* tops, float* totals, float* out) {
   if constexpr (G > 1) {
     if (groups < G)
-      return attend_some<T, G - 1>(groups, a, k, v, q, qp, held, s0, s1, tops, sums, out);
+      return attend_some<T, G - 1>(groups, a, k, v, q, qp, held, s0, s1, tops, totals, out);
   }
-  attend_span<T, G>(a, k, v, q, qp, held, s0, s1, tops, sums, out);
+  const auto span = a.h == 64    ? attend_span<T, G, 4>
+                    : a.h == 128 ? attend_span<T, G, 8>
+                    : a.h == 256 ? attend_span<T, G, 16>
+                                 : attend_span<T, G, 0>;
+  span(a, k, v, q, qp, held, s0, s1, tops, totals, out);
 }
 
 // First and one past the last slot that holds anything the query may see. Slots fill in order of

@@ -137,6 +137,33 @@ INLINE float sum(F a) {
 #endif
 }
 
+// The sums of 16 vectors, a lane each: halves the vectors, then the blocks of four lanes.
+INLINE F sums(const F* a) {
+#if defined(__AVX512F__)
+  __m512 two[8], four[4], half[2];
+  const auto fold4 = [](__m512 x, __m512 y) __attribute__((always_inline)) {
+    return _mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x88), _mm512_shuffle_f32x4(x, y, 0xdd));
+  };
+  UNROLL for (int i = 0; i < 8; i++) {
+    const __m512 x = (__m512)a[2 * i].part[0], y = (__m512)a[2 * i + 1].part[0];
+    two[i] = _mm512_add_ps(_mm512_unpacklo_ps(x, y), _mm512_unpackhi_ps(x, y));
+  }
+  UNROLL for (int i = 0; i < 4; i++) {
+    const __m512d x = (__m512d)two[2 * i], y = (__m512d)two[2 * i + 1];
+    four[i] = _mm512_add_ps((__m512)_mm512_unpacklo_pd(x, y), (__m512)_mm512_unpackhi_pd(x, y));
+  }
+  half[0] = fold4(four[0], four[1]);
+  half[1] = fold4(four[2], four[3]);
+  F r;
+  r.part[0] = (F::Native)fold4(half[0], half[1]);
+  return r;
+#else
+  alignas(64) float r[kLanes];
+  UNROLL for (int i = 0; i < kLanes; i++) r[i] = sum(a[i]);
+  return load(r);
+#endif
+}
+
 INLINE float top(F a) {
 #if defined(__AVX512F__)
   return _mm512_reduce_max_ps((__m512)a.part[0]);
