@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tqdm import tqdm
 
 from minfer_jax.gguf import GGML_TYPES, GGUFFile
 
@@ -58,15 +57,14 @@ def _scalar(value: Any) -> str:
 @contextlib.contextmanager
 def loading_bar(file: GGUFFile) -> Iterator[Callable[[int], None]]:
     """A function that takes the bytes just read; on a terminal it draws a bar after a second."""
+    if not sys.stderr.isatty():
+        yield lambda n: None
+        return
+    from tqdm import tqdm  # not needed elsewhere, and 0.02 s to import
+
     total = sum(info.nbytes for info in file.tensors.values())
     with tqdm(
-        total=total,
-        unit="B",
-        unit_scale=True,
-        desc="Loading",
-        delay=1.0,
-        leave=False,
-        disable=not sys.stderr.isatty(),
+        total=total, unit="B", unit_scale=True, desc="Loading", delay=1.0, leave=False
     ) as bar:
 
         def advance(n: int) -> None:

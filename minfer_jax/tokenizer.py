@@ -14,8 +14,11 @@ import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from minfer_jax.bpe import CHARACTER_BYTES, BytePairEncoder
 from minfer_jax.gguf import GGUFFile, open_gguf
@@ -123,11 +126,10 @@ class Tokenizer:
             SpecialToken(
                 text=vocab.tokens[i],
                 token_id=i,
-                control=kind != USER_DEFINED,
+                control=vocab.kinds[i] != USER_DEFINED,
                 strip_right=i in vocab.strip_right,
             )
-            for i, kind in enumerate(vocab.kinds)
-            if kind in (CONTROL, USER_DEFINED, UNKNOWN)
+            for i in np.flatnonzero(np.isin(vocab.kinds, (CONTROL, USER_DEFINED, UNKNOWN))).tolist()
         )
         prefix = read_flag(metadata, "tokenizer.ggml.add_space_prefix")
         return cls(
@@ -314,10 +316,6 @@ def _byte_pairs(metadata: Mapping[str, Any], vocab: Vocab, row: PreTokenizer) ->
 def _sentencepiece(metadata: Mapping[str, Any], vocab: Vocab) -> SentencePieceEncoder:
     found = number_array(metadata, "tokenizer.ggml.scores", len(vocab.tokens))
     scores = [0.0] * len(vocab.tokens) if found is None else found.tolist()
-    hidden = (CONTROL, UNKNOWN, BYTE)
-    by_text = {
-        text: score
-        for text, score, kind in zip(vocab.tokens, scores, vocab.kinds, strict=True)
-        if kind not in hidden
-    }
+    shown = (~np.isin(vocab.kinds, (CONTROL, UNKNOWN, BYTE))).tolist()
+    by_text = dict(zip(compress(vocab.tokens, shown), compress(scores, shown), strict=True))
     return SentencePieceEncoder(by_text, vocab.ids, vocab.unknown_id)

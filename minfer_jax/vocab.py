@@ -140,7 +140,7 @@ def read_vocab(metadata: Mapping[str, Any]) -> Vocab:
     tokens = string_list(metadata, "tokenizer.ggml.tokens")
     if "" in tokens:  # as llama.cpp names them, so that each can be told from the others
         tokens = [text or f"[EMPTY_{index}]" for index, text in enumerate(tokens)]
-    ids = {text: index for index, text in enumerate(tokens)}
+    ids = dict(zip(tokens, range(len(tokens)), strict=True))
     kinds = _read_kinds(metadata, tokens)
 
     def token_id(*keys: str, default: int | None = None) -> int | None:
@@ -234,8 +234,8 @@ def _read_kinds(metadata: Mapping[str, Any], tokens: Sequence[str]) -> list[int]
     if found is None:
         return [NORMAL] * len(tokens)
     kinds: list[int] = found.tolist()
-    for index, kind in enumerate(kinds):
-        if kind == BYTE and not re.fullmatch("<0x[0-9A-Fa-f]{2}>", tokens[index]):
+    for index in np.flatnonzero(found == BYTE).tolist():
+        if not re.fullmatch("<0x[0-9A-Fa-f]{2}>", tokens[index]):
             kinds[index] = NORMAL
     return kinds
 

@@ -7,6 +7,32 @@ os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
 os.environ.setdefault("MINFER_COMPILE_CACHE", "off")
 
 import jax
+import pytest
+
+from minfer_jax.quant import native
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# Every implementation of the product and of attention that runs here: plain XLA, and the kernels
+# for each instruction set of this machine.
+XLA = "xla"
+KERNELS = native.available()
+
+
+def _use(name: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv(native.VARIABLE, native.OFF if name == XLA else name)
+    assert native.isa() == (None if name == XLA else name)
+    return name
+
+
+@pytest.fixture(params=(XLA, *KERNELS))
+def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of the one in use; what is compiled for one must not be taken for another."""
+    return _use(request.param, monkeypatch)
+
+
+@pytest.fixture(params=KERNELS)
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The same, of the kernels alone."""
+    return _use(request.param, monkeypatch)

@@ -1,20 +1,33 @@
-"""Attention in blocks against the plain form, and the plain form against its definition."""
+"""Attention, as each implementation has it, against the plain form; that against its definition."""
 
+import functools
 import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from minfer_jax.model.attention import BLOCK, TILE, attend, mask, plain_attention
+from minfer_jax.quant import native
 
-HEAD = 16
+HEAD = 32
 SCALE = 1.0 / math.sqrt(HEAD)
 
-blocked = jax.jit(attend, static_argnums=(6, 7, 8))
+
+@functools.partial(jax.jit, static_argnums=(0, 7, 8, 9))
+def compiled(kernels: bool, *args) -> jax.Array:
+    del kernels
+    return attend(*args)
+
+
+def attended(*args) -> jax.Array:
+    """`attend`, compiled once for plain XLA and once for the kernels, whichever set is chosen."""
+    return compiled(native.isa() is not None, *args)
+
+
 plain = jax.jit(plain_attention, static_argnums=(5, 6))
 
 
@@ -46,9 +59,10 @@ def both(
     dtype: str = "float32",
 ) -> tuple[np.ndarray, np.ndarray]:
     """(`attend`, `plain_attention`) of one layer of k and v."""
-    at = jnp.int32(layer)
-    found = blocked(q, k, v, at, q_positions, k_positions, window, SCALE, dtype)
-    expected = plain(q, k[layer], v[layer], q_positions, k_positions, window, SCALE)
+    scale = 1.0 / math.sqrt(q.shape[-1])
+    at = jnp.uint32(layer)
+    found = attended(q, k, v, at, q_positions, k_positions, window, scale, dtype)
+    expected = plain(q, k[layer], v[layer], q_positions, k_positions, window, scale)
     assert found.dtype == jnp.float32
     return np.asarray(found), np.asarray(expected)
 
@@ -91,7 +105,9 @@ def test_mask_of_a_window():
         (300, 600, 2, 1, 30),
     ],
 )
-def test_blocks_equal_the_plain_form(t: int, n_slots: int, heads: int, heads_kv: int, window: int):
+def test_attention_equals_the_plain_form(
+    implementation: str, t: int, n_slots: int, heads: int, heads_kv: int, window: int
+):
     q = random(0, 2, t, heads, HEAD)
     k, v = random(1, 2, 2, heads_kv, n_slots, HEAD), random(2, 2, 2, heads_kv, n_slots, HEAD)
     # One sequence fills its slots; the other is shorter, ends in padding, and leaves slots empty.
@@ -105,10 +121,12 @@ def test_blocks_equal_the_plain_form(t: int, n_slots: int, heads: int, heads_kv:
     assert not found[1, short:].any()
 
 
-@settings(max_examples=60, deadline=None)
-@given(data=st.data(), window=st.sampled_from([0, 5, 300]))
-def test_any_positions(data: st.DataObject, window: int):
-    t, n_slots = 6, 2 * BLOCK + 8
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data(), window=st.sampled_from([0, 5, 300]), t=st.sampled_from([1, 6]))
+def test_any_positions(implementation: str, data: st.DataObject, window: int, t: int):
+    n_slots = 2 * BLOCK + 8
     rows, held = [], []
     for _ in range(2):
         real = data.draw(st.integers(0, t))
@@ -122,9 +140,74 @@ def test_any_positions(data: st.DataObject, window: int):
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
 
 
+# Heads of real models: size, queries of each kv head, kv heads; and odd ones.
+HEADS = [
+    pytest.param(64, 3, 3, id="smollm2-135m"),
+    pytest.param(256, 4, 1, id="gemma3-270m"),
+    pytest.param(64, 7, 2, id="qwen2.5-0.5b"),
+    pytest.param(128, 2, 8, id="qwen3-0.6b"),
+    pytest.param(96, 1, 2, id="96"),
+    pytest.param(32, 5, 1, id="five-queries"),
+    pytest.param(160, 8, 1, id="eight-queries"),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(("h", "groups", "heads_kv"), HEADS)
+def test_heads_and_caches(kernels: str, h: int, groups: int, heads_kv: int, dtype: str):
+    n_slots = 300
+    k, v = (random(i, 1, 2, heads_kv, n_slots, h).astype(dtype) for i in (1, 2))
+    k_positions = batch_of(slots(1000, n_slots), slots(40, n_slots))
+    for t in (1, 19):
+        q = random(0, 2, t, groups * heads_kv, h)
+        q_positions = batch_of(np.arange(1001 - t, 1001), np.arange(41 - t, 41))
+        found, expected = both(q, k, v, 0, q_positions, k_positions, 270)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
+        found, expected = both(q, k, v, 0, q_positions, k_positions, 270, "bfloat16")
+        np.testing.assert_allclose(found, expected, rtol=0, atol=2e-2)
+
+
+@pytest.mark.parametrize("t", [1, 200])
+def test_a_long_context(kernels: str, t: int):
+    n_slots, newest = 2048, 1900
+    k, v = random(1, 1, 1, 1, n_slots, 64), random(2, 1, 1, 1, n_slots, 64)
+    q = 4 * random(0, 1, t, 3, 64)
+    q_positions = batch_of(np.arange(newest + 1 - t, newest + 1))
+    k_positions = batch_of(slots(newest, n_slots))
+    for window in (0, 512):
+        found, expected = both(q, k, v, 0, q_positions, k_positions, window)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("t", [1, 5])
+def test_scores_of_any_size(implementation: str, t: int):
+    """Far below the largest, weights vanish; a score of 1000 overflows nothing."""
+    k, v = random(1, 1, 1, 1, 300, HEAD), random(2, 1, 1, 1, 300, HEAD)
+    q_positions, k_positions = batch_of(np.arange(290, 290 + t)), batch_of(slots(295, 300))
+    for size in (1e-20, 300.0, -300.0):
+        q = size * random(0, 1, t, 2, HEAD)
+        found, expected = both(q, k, v, 0, q_positions, k_positions, 0)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("where", ["q", "k", "v"])
+@pytest.mark.parametrize("t", [1, 5])
+def test_what_is_not_a_number_stays_none(implementation: str, t: int, where: str):
+    q = random(0, 1, t, 2, HEAD)
+    k, v = random(1, 1, 1, 2, 300, HEAD), random(2, 1, 1, 2, 300, HEAD)
+    at = {"q": (0, t - 1, 0, 3), "k": (0, 0, 0, 7, 3), "v": (0, 0, 0, 7, slice(None))}[where]
+    bad = {"q": q, "k": k, "v": v}
+    bad[where] = bad[where].at[at].set(jnp.nan)
+    q_positions, k_positions = batch_of(np.arange(290, 290 + t)), batch_of(slots(289 + t, 300))
+    found, _ = both(bad["q"], bad["k"], bad["v"], 0, q_positions, k_positions, 0)
+    good, _ = both(q, k, v, 0, q_positions, k_positions, 0)
+    assert np.isnan(found[0, t - 1, 0]).all()  # the last query, of the first head
+    np.testing.assert_array_equal(found[0, :, 1], good[0, :, 1])
+
+
 @pytest.mark.parametrize("newest", [299, 300, 555, 10_000])
 @pytest.mark.parametrize("t", [1, 20])
-def test_a_ring_of_several_blocks(newest: int, t: int):
+def test_a_ring_of_several_blocks(implementation: str, newest: int, t: int):
     window, n_slots = 270, 300
     q = random(0, 1, t, 2, HEAD)
     k, v = random(1, 1, 1, 1, n_slots, HEAD), random(2, 1, 1, 1, n_slots, HEAD)
@@ -133,7 +216,7 @@ def test_a_ring_of_several_blocks(newest: int, t: int):
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
 
 
-def test_what_an_earlier_run_left_changes_nothing():
+def test_what_an_earlier_run_left_changes_nothing(implementation: str):
     q, k, v = random(0, 1, 2, 2, HEAD), random(1, 1, 1, 1, 600, HEAD), random(2, 1, 1, 1, 600, HEAD)
     q_positions, k_positions = batch_of(np.array([1, 2])), batch_of(slots(2, 600))
     found, _ = both(q, k, v, 0, q_positions, k_positions, 0)
@@ -142,7 +225,7 @@ def test_what_an_earlier_run_left_changes_nothing():
     np.testing.assert_array_equal(again, found)
 
 
-def test_a_row_that_sees_nothing_is_zero():
+def test_a_row_that_sees_nothing_is_zero(implementation: str):
     q, k, v = random(0, 1, 3, 2, HEAD), random(1, 1, 1, 1, 300, HEAD), random(2, 1, 1, 1, 300, HEAD)
     nothing = np.full(300, -1)
     for q_positions in ([-1, -1, -1], [0, 1, 2]):
@@ -152,7 +235,7 @@ def test_a_row_that_sees_nothing_is_zero():
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [("float16", 2e-3), ("bfloat16", 2e-2)])
-def test_rounded_factors(dtype: str, bound: float):
+def test_rounded_factors(implementation: str, dtype: str, bound: float):
     q = random(0, 1, 5, 4, HEAD)
     k, v = random(1, 1, 1, 2, 300, HEAD), random(2, 1, 1, 2, 300, HEAD)
     cached = k.astype(dtype), v.astype(dtype)
@@ -164,7 +247,7 @@ def test_rounded_factors(dtype: str, bound: float):
 
 
 @pytest.mark.parametrize("window", [0, 6])
-def test_gradients_equal_those_of_the_plain_form(window: int):
+def test_gradients_equal_those_of_the_plain_form(implementation: str, window: int):
     q = random(0, 1, 5, 4, HEAD)
     k, v = random(1, 2, 1, 2, 300, HEAD), random(2, 2, 1, 2, 300, HEAD)
     q_positions = batch_of(np.array([7, 8, 9, -1, -1]))
@@ -172,7 +255,8 @@ def test_gradients_equal_those_of_the_plain_form(window: int):
     c = random(3, 1, 5, 4, HEAD)
 
     def loss_blocked(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        out = attend(q, k, v, jnp.int32(1), q_positions, k_positions, window, SCALE, "float32")
+        at = jnp.uint32(1)
+        out = attended(q, k, v, at, q_positions, k_positions, window, SCALE, "float32")
         return jnp.sum(out * c)
 
     def loss_plain(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:

@@ -298,7 +298,8 @@ def test_sampling_values_are_checked_at_once(ringed):
 
 def test_no_finite_logits(sliding, ringed):
     cfg, params = sliding
-    broken = dataclasses.replace(params, output_norm=params.output_norm * jnp.float32(jnp.nan))
+    norm = dataclasses.replace(params.output_norm, weight=params.output_norm.weight * jnp.nan)
+    broken = dataclasses.replace(params, output_norm=norm)
     engine = ringed_engine((cfg, broken))
     with pytest.raises(EngineError, match=r"no finite logits at position 9$"):
         list(engine.generate_tokens(PROMPT, 3))
@@ -366,7 +367,9 @@ def test_a_prompt_of_several_chunks_draws_once(sliding, ringed):
 def test_weights_can_be_replaced(ringed, monkeypatch, backend_compiles):
     logits = ringed.logits(PROMPT)
     list(ringed.generate_tokens(PROMPT, 1))
-    negative = dataclasses.replace(ringed.params, output_norm=-ringed.params.output_norm)
+    norm = ringed.params.output_norm
+    norm = dataclasses.replace(norm, weight=-norm.weight)
+    negative = dataclasses.replace(ringed.params, output_norm=norm)
     monkeypatch.setattr(ringed, "params", negative)
     backend_compiles.clear()
     np.testing.assert_allclose(ringed.logits(PROMPT), -logits, atol=1e-5)

@@ -196,24 +196,30 @@ def test_a_weight_is_hashable_structure_and_arrays():
 @settings(deadline=None)
 @given(
     width=st.sampled_from([1, 2, 4]),
-    blocks=st.integers(0, 2),
-    lead=st.lists(st.integers(1, 3), max_size=2),
+    n=st.sampled_from([32, 64]),
+    shape=st.tuples(*[st.integers(1, 3)] * 3),
+    offset=st.integers(0, 3),
     data=st.data(),
 )
-def test_repack_orders_the_fields(width: int, blocks: int, lead: list[int], data: st.DataObject):
-    per = 8 // width
-    n = 32 * blocks or 4 * width
-    shape = (*lead, n)
-    count = int(np.prod(shape))
+def test_repack_orders_the_fields(
+    width: int, n: int, shape: tuple[int, int, int], offset: int, data: st.DataObject
+):
+    rows, blocks, runs = shape
+    size = offset + runs * n
+    count = rows * blocks * size
     packed = np.frombuffer(data.draw(st.binary(min_size=count, max_size=count)), np.uint8)
-    packed = packed.reshape(shape)
+    packed = packed.reshape(rows, blocks, size)[..., offset:]  # as in a file: seldom aligned
+    before = packed.copy()
     mask = (1 << width) - 1
-    # By definition: field s of byte j is element s n + j.
-    elements = np.concatenate([(packed >> (width * s)) & mask for s in range(per)], axis=-1)
-    found = repack(packed, width)
+    # By definition: field s of byte j of a run is its element s n + j.
+    by_run = packed.reshape(rows, blocks, runs, n)
+    elements = np.concatenate([(by_run >> (width * s)) & mask for s in range(8 // width)], axis=-1)
+    found = repack(packed, width, n)
     assert found.dtype == np.uint32
-    assert found.shape == (*lead, n // 4)
-    np.testing.assert_array_equal(columns(found, width), elements)
+    assert found.shape == (rows, blocks, runs, 8 // width, n // 32, width)
+    words = found.reshape(rows, blocks, -1)
+    np.testing.assert_array_equal(columns(words, width), elements.reshape(rows, blocks, -1))
+    np.testing.assert_array_equal(packed, before)
 
 
 def columns(words: np.ndarray, width: int) -> np.ndarray:
@@ -234,6 +240,6 @@ def test_places_are_those_drawn():
 
 @given(st.binary(min_size=8, max_size=8))
 def test_repack_of_bits_in_natural_order(raw: bytes):
-    packed = np.frombuffer(raw, np.uint8).reshape(2, 4)
+    packed = np.frombuffer(raw, np.uint8).reshape(2, 1, 4)
     natural = np.unpackbits(packed, axis=-1, bitorder="little")
     np.testing.assert_array_equal(columns(repack_bits(packed), 1), natural)

@@ -19,6 +19,7 @@ from minfer_jax.model.forward import forward
 from minfer_jax.model.kv_state import KVState
 from minfer_jax.model.params import Params
 from minfer_jax.model.registry import ARCHS
+from minfer_jax.quant.matmul import Rounding
 from tests.helpers.tiny_models import load, run, tiny_model
 
 N_CTX = 48
@@ -354,7 +355,8 @@ def divergence(exact: np.ndarray, rounded: np.ndarray) -> float:
 @pytest.mark.parametrize(("arch", "bound"), [("gemma3", 5e-5), ("llama", 4e-3)])
 def test_rounded_products_stay_close(arch: str, bound: float):
     cfg, params = model(arch)
-    cfg = dataclasses.replace(cfg, precision="default", dtype="bfloat16", cache_dtype="float16")
+    rounding = Rounding(few="int16", many="bfloat16")
+    cfg = dataclasses.replace(cfg, precision="default", rounding=rounding, cache_dtype="float16")
     n = len(TOKENS)
     state = kv.init(cfg, N_CTX, chunk=N_CTX)
     assert state.k[kv.FULL].dtype == jnp.float16

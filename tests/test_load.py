@@ -19,6 +19,8 @@ from minfer_jax.model.config import LayerSpec, ModelError
 from minfer_jax.model.load import load_model, read_model_config
 from minfer_jax.model.params import pick
 from minfer_jax.model.registry import ARCHS
+from minfer_jax.quant import native, xla
+from minfer_jax.quant.matmul import EXACT, Rounding
 from tests.helpers.gguf_builder import Tensor, dense
 from tests.helpers.tiny_models import encode, load, run, save, tiny_model
 
@@ -179,7 +181,7 @@ def test_configuration_of_gemma3(tmp_path: Path):
     assert cfg.layers == tuple(LayerSpec(sliding=s, rope=int(s)) for s in (True, True, False, True))
     assert [rope.base for rope in cfg.ropes] == [1e6, 1e4]
     assert (cfg.embedding_scale, cfg.attention_scale) == (8.0, pytest.approx(24**-0.5))
-    assert (cfg.activation, cfg.dtype, cfg.cache_dtype) == ("gelu", "float32", "float32")
+    assert (cfg.activation, cfg.rounding, cfg.cache_dtype) == ("gelu", EXACT, "float32")
     assert hash(cfg) == hash(dataclasses.replace(cfg))
 
 
@@ -235,11 +237,10 @@ def test_a_layer_out_of_its_stack(tmp_path: Path):
         group, index = params.order[i]
         layer = pick(params.groups[group], index)
         norm = file.raw(f"blk.{i}.attn_norm.weight").view(np.float32)
-        np.testing.assert_array_equal(np.asarray(layer.attn_norm), norm)
-        down = layer.ffn_down.weight
-        assert down.dense is not None
+        np.testing.assert_array_equal(np.asarray(layer.attn_norm.own()), norm)
+        down = xla.dequantize(layer.ffn_down.weight, jnp.dtype("float32"))
         expected = file.raw(f"blk.{i}.ffn_down.weight").view(np.float32).T
-        np.testing.assert_allclose(np.asarray(down.own(down.dense)), expected, atol=1e-3)
+        np.testing.assert_allclose(np.asarray(down), expected, atol=1e-3)
 
 
 def test_a_fused_qkv_equals_separate_ones(tmp_path: Path):
@@ -367,34 +368,40 @@ def test_vectors_of_any_type(tmp_path: Path):
     wanted = norm.astype(np.float16).astype(np.float32)
     for tensor in (dense(norm.astype(np.float16)), encode(norm, "F16")):
         _, params = load(tmp_path, tiny_model("llama", tensors={"output_norm.weight": tensor}))
-        assert params.output_norm.dtype == jnp.float32
-        np.testing.assert_array_equal(np.asarray(params.output_norm), wanted)
+        assert params.output_norm.weight.dtype == jnp.float32
+        np.testing.assert_array_equal(np.asarray(params.output_norm.weight), wanted)
 
 
 # Precision.
 
 
 def test_highest_precision_is_float32():
-    assert precision.dtypes("highest") == ("float32", "float32")
+    assert precision.roundings("highest") == (EXACT, "float32")
 
 
-@pytest.mark.parametrize(("native", "expected"), [(True, "bfloat16"), (False, "float32")])
+@pytest.mark.parametrize(("has_bf16", "many"), [(True, "bfloat16"), (False, "float32")])
 def test_default_precision_is_what_is_fast(
-    native: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+    has_bf16: bool, many: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
-    flags = frozenset({"avx512_bf16"} if native else {"avx2"})
+    flags = frozenset({"avx512_bf16"} if has_bf16 else {"avx2"})
     monkeypatch.setattr(host, "cpu_flags", lambda: flags)
-    assert precision.dtypes("default") == (expected, "float16")
+    monkeypatch.setenv(native.VARIABLE, native.OFF)
+    assert precision.roundings("default") == (Rounding(few="int16", many=many), "float16")
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert precision.dtypes("default") == ("bfloat16", "float16")
+    assert precision.roundings("default") == (Rounding(few="int16", many="bfloat16"), "float16")
+
+
+def test_default_precision_is_what_the_kernels_have(kernels: str):
+    many = "bfloat16" if kernels == "avx512" else "float32"
+    assert precision.roundings("default") == (Rounding(few="int16", many=many), "float16")
 
 
 def test_default_precision_is_in_the_configuration(tmp_path: Path):
     cfg, _ = load(tmp_path, tiny_model("llama"), "default")
-    assert (cfg.precision, cfg.dtype, cfg.cache_dtype) == (
+    assert (cfg.precision, cfg.rounding, cfg.cache_dtype) == (
         "default",
-        *precision.dtypes("default"),
+        *precision.roundings("default"),
     )
 
 

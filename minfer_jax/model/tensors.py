@@ -3,8 +3,8 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
 
-import gguf as gguf_py
 import numpy as np
 
 from minfer_jax.gguf import GGUFFile, TensorInfo
@@ -103,13 +103,25 @@ class Tensors:
         return done
 
     def _expand(self, name: str) -> np.ndarray:
-        kind = gguf_py.GGMLQuantizationType(self.file.tensors[name].ggml_type)
-        values = gguf_py.quants.dequantize(self.file.raw(name), kind)
+        """A tensor as float32, rows as they lie in the file."""
+        raw, ggml_type = self.file.raw(name), self.file.tensors[name].ggml_type
+        if ggml_type == F32:
+            return raw.view(np.float32)
+        gguf_py = _gguf_py()
+        values = gguf_py.quants.dequantize(raw, gguf_py.GGMLQuantizationType(ggml_type))
         return np.ascontiguousarray(values, np.float32)
 
 
 def _can_expand(ggml_type: int) -> bool:
     """Whether gguf-py can decode a type."""
+    gguf_py = _gguf_py()
     return ggml_type in gguf_py.GGMLQuantizationType.__members__.values() and (
-        gguf_py.GGMLQuantizationType(ggml_type) in gguf_py.quants._type_traits  # pyright: ignore
+        gguf_py.GGMLQuantizationType(ggml_type) in gguf_py.quants._type_traits
     )
+
+
+def _gguf_py() -> ModuleType:
+    """Imported when first needed: most models never need it, and it takes 0.07 s."""
+    import gguf
+
+    return gguf

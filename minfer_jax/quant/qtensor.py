@@ -17,7 +17,7 @@ from minfer_jax.quant.formats import FORMATS, Format, HostPlanes
 from minfer_jax.quant.formats.base import TILE
 
 # Rows are unpacked and transposed in pieces of about this size: they stay in cache.
-_CHUNK_BYTES = 4 << 20
+_CHUNK_BYTES = 1 << 20
 
 
 @jax.tree_util.register_dataclass
@@ -122,7 +122,9 @@ def _pack(
                 if not planes:
                     lead = (len(raws), -(-n // TILE)) if stacked else (-(-n // TILE),)
                     planes = {
-                        name: [_zeros((*lead, a.shape[1], TILE), a.dtype) for a in arrays]
+                        name: [
+                            _zeros((*lead, math.prod(a.shape[1:]), TILE), a.dtype) for a in arrays
+                        ]
                         for name, arrays in named.items()
                     }
                 for name, arrays in named.items():
@@ -140,16 +142,17 @@ def _pack(
 
 
 def _put(tiles: np.ndarray, at: int, rows: np.ndarray) -> None:
-    """Write rows [n, R] into tiles [tiles, R, 16], from output `at` on."""
+    """Write rows [n, blocks, ...] into tiles [tiles, R, 16], from output `at` on."""
+    tiles = tiles.reshape(len(tiles), *rows.shape[1:], TILE)
     while len(rows):
         tile, lane = divmod(at, TILE)
         if lane or len(rows) < TILE:
             n = min(TILE - lane, len(rows))
-            tiles[tile, :, lane : lane + n] = rows[:n].T
+            tiles[tile, ..., lane : lane + n] = np.moveaxis(rows[:n], 0, -1)
         else:
             n = len(rows) // TILE * TILE
-            whole = rows[:n].reshape(-1, TILE, rows.shape[1])
-            tiles[tile : tile + len(whole)] = whole.swapaxes(1, 2)
+            whole = rows[:n].reshape(-1, TILE, *rows.shape[1:])
+            tiles[tile : tile + len(whole)] = np.moveaxis(whole, 1, -1)
         at, rows = at + n, rows[n:]
 
 

@@ -32,7 +32,7 @@ Formats of plain floats (F32, F16, BF16) have no integer planes: `bits` is empty
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -43,7 +43,10 @@ TILE = 16  # outputs that lie side by side
 
 @dataclass(frozen=True, kw_only=True)
 class HostPlanes:
-    """Planes of some rows on the host, still row-major: every array is [rows, ...]."""
+    """Planes of some rows on the host, still row-major: every array is [rows, blocks, ...].
+
+    They may be views of the file, and unaligned: each is read once, to be cut into tiles.
+    """
 
     bits: tuple[np.ndarray, ...] = ()
     scale: np.ndarray | None = None
@@ -71,7 +74,7 @@ class Format:
     group: int = 32
     super_block: int = 32
     zero: int = 0
-    unpack: Callable[[np.ndarray], HostPlanes]
+    unpack: Callable[[np.ndarray], HostPlanes] = field(repr=False)
 
     @property
     def name(self) -> str:
@@ -97,58 +100,71 @@ def column_places(width: int) -> tuple[list[int], list[int]]:
     return words, shifts
 
 
-def repack(packed: np.ndarray, width: int) -> np.ndarray:
-    """Bring ggml's strided bit fields into the order of the planes.
-
-    ggml stores n bytes whose field s holds element s * n + (index of the byte):
-
-        byte j:   [ ... | element 2n + j | element n + j | element j ]
-
-    A plane's unit is the same with n = 4 * width.
-
-    Args:
-        packed: uint8 [..., n], n a multiple of 32, or 4 * width.
-        width: 1, 2 or 4 bits a field.
-
-    Returns:
-        uint32 [..., n / 4]: the units of the same elements, in order.
-    """
-    lead, per = packed.shape[:-1], 8 // width
-    words = np.ascontiguousarray(packed).view("<u4")
-    if packed.shape[-1] == 4 * width:
-        return words
-    mask = np.uint32(0x01010101 * ((1 << width) - 1))
-    words = words.reshape(*lead, -1, per, width)  # bytes of 32 elements of each field s
-    units = []
-    for s in range(per):
-        fields = (words >> np.uint32(width * s)) & mask
-        units.append(sum(fields[..., p, :] << np.uint32(width * p) for p in range(per)))
-    return np.stack(units, axis=-3).reshape(*lead, -1)
-
-
-def repack_bits(packed: np.ndarray) -> np.ndarray:
-    """The same for single bits in natural order: uint8 [..., 4] -> uint32 [..., 1]."""
-    bits = np.unpackbits(packed, axis=-1, bitorder="little")
-    bits = bits.reshape(*packed.shape[:-1], 8, 4).swapaxes(-1, -2)
-    return np.packbits(bits, axis=-1, bitorder="little")[..., 0].view("<u4")
-
-
-def as_words(packed: np.ndarray) -> np.ndarray:
-    """Bytes or words [rows, ...] -> uint32 [rows, words], keeping the order of the bytes."""
-    return np.ascontiguousarray(packed).reshape(len(packed), -1).view("<u4")
+def as_words(raw: np.ndarray) -> np.ndarray:
+    """uint8 [rows, blocks, bytes] of the file -> uint32 [rows, blocks, words], without a copy."""
+    return raw.view("<u4")
 
 
 def as_f16(raw: np.ndarray) -> np.ndarray:
-    """uint8 [rows, blocks, 2] -> float16 [rows, blocks]."""
-    return np.ascontiguousarray(raw).view("<f2")[..., 0]
+    """uint8 [rows, blocks, 2] of the file -> float16 [rows, blocks, 1], without a copy."""
+    return raw.view("<f2")
 
 
-def flat(values: np.ndarray, dtype: type) -> np.ndarray:
-    """[rows, blocks, groups] -> dtype [rows, blocks * groups]."""
-    return values.reshape(len(values), -1).astype(dtype)
+def repack(raw: np.ndarray, width: int, n: int) -> np.ndarray:
+    """Bring ggml's strided bit fields into the order of the planes.
+
+    ggml stores runs of n bytes, of which field s holds element s * n + (index of the byte):
+
+        byte j:   [ ... | element 2n + j | element n + j | element j ]
+
+    A unit of the planes is the same with n = 4 * width. So among 8 words, the p-th `width` words'
+    field s and the s-th words' field p change places: first halves, then quarters, then eighths.
+
+        width 4     words 0-3    words 4-7              words 0-3    words 4-7
+        field 1     32..47       48..63          ->     16..31       48..63
+        field 0      0..15       16..31                  0..15       32..47
+
+    Args:
+        raw: uint8 [rows, blocks, bytes] of the file; bytes is a multiple of n.
+        width: 1, 2 or 4 bits a field.
+        n: bytes of a run, a multiple of 32.
+
+    Returns:
+        uint32 [rows, blocks, runs, 8 / width, n / 32, width]: the units of the same elements, in
+        order.
+    """
+    lead = (*raw.shape[:2], raw.shape[2] // n, n // 32)
+    words = np.array(np.moveaxis(as_words(raw).reshape(*lead, 8), -1, 0), order="C")
+    for shift, mask in ((4, 0x0F0F0F0F), (2, 0x33333333), (1, 0x55555555)):
+        if shift >= width:  # words this far apart exchange fields this far apart
+            pairs = words.reshape(-1, 2, shift, *lead)
+            low, high = pairs[:, 0], pairs[:, 1]
+            change = ((low >> np.uint32(shift)) ^ high) & np.uint32(mask)
+            high ^= change
+            low ^= change << np.uint32(shift)
+    return words.reshape(8 // width, width, *lead).transpose(2, 3, 4, 0, 5, 1)
 
 
-def scale_min_k4(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def repack_bits(raw: np.ndarray) -> np.ndarray:
+    """The same for single bits in natural order.
+
+    Bit 4 p + b goes to bit 8 b + p: the two low bits of its number become the two high ones. Each
+    line below exchanges two bits of the number.
+
+    Args:
+        raw: uint8 [rows, blocks, 4] of the file.
+
+    Returns:
+        uint32 [rows, blocks, 1].
+    """
+    words = np.array(as_words(raw))
+    for shift, mask in ((14, 0x0000CCCC), (7, 0x00AA00AA), (2, 0x0C0C0C0C), (1, 0x22222222)):
+        change = (words ^ (words >> np.uint32(shift))) & np.uint32(mask)
+        words ^= change ^ (change << np.uint32(shift))
+    return words
+
+
+def scale_min_k4(raw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The 6-bit scales and minimums of Q4_K and Q5_K (llama.cpp: get_scale_min_k4).
 
         byte     0..3                 4..7                 8..11
@@ -156,12 +172,19 @@ def scale_min_k4(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
                   2 bits    6 bits
 
     Args:
-        packed: uint8 [rows, blocks, 12].
+        raw: uint8 [rows, blocks, 12] of the file.
 
     Returns:
-        (scales, minimums), each int8 [rows, blocks * 8], 0 to 63.
+        (scales, minimums), each int8 [rows, blocks, 8], 0 to 63.
     """
-    s, m, rest = packed[..., 0:4], packed[..., 4:8], packed[..., 8:12]
-    scales = np.concatenate([s & 63, (rest & 15) | ((s >> 6) << 4)], axis=-1)
-    minimums = np.concatenate([m & 63, (rest >> 4) | ((m >> 6) << 4)], axis=-1)
-    return flat(scales, np.int8), flat(minimums, np.int8)
+    words = as_words(raw)
+    six, four, two = np.uint32(0x3F3F3F3F), np.uint32(0x0F0F0F0F), np.uint32(0x30303030)
+    s, m, rest = words[..., 0], words[..., 1], words[..., 2]
+    scales = s & six, (rest & four) | ((s >> np.uint32(2)) & two)
+    minimums = m & six, ((rest >> np.uint32(4)) & four) | ((m >> np.uint32(2)) & two)
+    return as_int8(*scales), as_int8(*minimums)
+
+
+def as_int8(*words: np.ndarray) -> np.ndarray:
+    """uint32 [rows, blocks] each -> their bytes, int8 [rows, blocks, 4 a word]."""
+    return np.stack(words, axis=-1).view(np.int8)

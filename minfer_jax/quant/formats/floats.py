@@ -8,8 +8,8 @@ from minfer_jax.quant.formats.base import Format, HostPlanes
 
 def _unpack(dtype: np.dtype):
     def unpack(blocks: np.ndarray) -> HostPlanes:
-        """uint8 [rows, K, bytes a value] -> dense [rows, K]."""
-        return HostPlanes(dense=np.ascontiguousarray(blocks).view(dtype)[..., 0])
+        """uint8 [rows, K, bytes a value] -> dense [rows, K, 1]."""
+        return HostPlanes(dense=blocks.view(dtype))
 
     return unpack
 

@@ -10,18 +10,20 @@ weight = d * scale * q - dmin * minimum
 
 import numpy as np
 
-from minfer_jax.quant.formats.base import Format, HostPlanes, as_f16, as_words, flat, repack
+from minfer_jax.quant.formats.base import Format, HostPlanes, as_f16, as_words, repack
+
+FOUR = np.uint32(0x0F0F0F0F)  # the low nibble of each byte
 
 
 def unpack(blocks: np.ndarray) -> HostPlanes:
     """uint8 [rows, blocks, 84] -> planes."""
-    halves = blocks[..., 16:80].reshape(*blocks.shape[:2], 2, 32)
+    nibbles = np.array(as_words(blocks[..., :16]))
     return HostPlanes(
-        bits=(as_words(repack(halves, 2)),),
+        bits=(repack(blocks[..., 16:80], 2, 32),),
         scale=as_f16(blocks[..., 80:82]),
-        sub=flat(blocks[..., :16] & 15, np.int8),
+        sub=(nibbles & FOUR).view(np.int8),
         low=-as_f16(blocks[..., 82:84]),
-        sublow=flat(blocks[..., :16] >> 4, np.int8),
+        sublow=((nibbles >> np.uint32(4)) & FOUR).view(np.int8),
     )
 
 

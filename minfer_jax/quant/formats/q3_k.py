@@ -13,20 +13,22 @@ weight = d * (scale - 32) * (q - 4)
 
 import numpy as np
 
-from minfer_jax.quant.formats.base import Format, HostPlanes, as_f16, as_words, flat, repack
+from minfer_jax.quant.formats.base import Format, HostPlanes, as_f16, as_int8, as_words, repack
 
 
 def unpack(blocks: np.ndarray) -> HostPlanes:
     """uint8 [rows, blocks, 110] -> planes."""
-    halves = blocks[..., 32:96].reshape(*blocks.shape[:2], 2, 32)
-    nibbles, high = blocks[..., 96:104], blocks[..., 104:108]
-    low4 = np.concatenate([nibbles & 15, nibbles >> 4], axis=-1)
-    high2 = np.concatenate([(high >> (2 * s)) & 3 for s in range(4)], axis=-1)
-    scales = (low4 | (high2 << 4)).astype(np.int8) - np.int8(32)
+    words = as_words(blocks[..., 96:108])
+    low, high = [words[..., i] for i in (0, 1)], words[..., 2]
+    four, two = np.uint32(0x0F0F0F0F), np.uint32(0x30303030)
+    nibbles = (low[0], low[1], low[0] >> np.uint32(4), low[1] >> np.uint32(4))
+    scales = [
+        (nibbles[s] & four) | ((high >> np.uint32(2 * s) << np.uint32(4)) & two) for s in range(4)
+    ]
     return HostPlanes(
-        bits=(as_words(repack(halves, 2)), as_words(repack(blocks[..., :32], 1))),
+        bits=(repack(blocks[..., 32:96], 2, 32), repack(blocks[..., :32], 1, 32)),
         scale=as_f16(blocks[..., 108:110]),
-        sub=flat(scales, np.int8),
+        sub=as_int8(*scales) - np.int8(32),
     )
 
 

@@ -6,12 +6,12 @@ weight = d * (q - 8)
 
 import numpy as np
 
-from minfer_jax.quant.formats.base import Format, HostPlanes, as_f16, as_words, repack
+from minfer_jax.quant.formats.base import Format, HostPlanes, as_f16, as_words
 
 
 def unpack(blocks: np.ndarray) -> HostPlanes:
     """uint8 [rows, blocks, 18] -> planes."""
-    return HostPlanes(bits=(as_words(repack(blocks[..., 2:], 4)),), scale=as_f16(blocks[..., :2]))
+    return HostPlanes(bits=(as_words(blocks[..., 2:]),), scale=as_f16(blocks[..., :2]))
 
 
 FORMAT = Format(ggml_type=2, widths=(4,), zero=8, unpack=unpack)

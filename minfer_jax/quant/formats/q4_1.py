@@ -6,13 +6,13 @@ weight = d * q + m
 
 import numpy as np
 
-from minfer_jax.quant.formats.base import Format, HostPlanes, as_f16, as_words, repack
+from minfer_jax.quant.formats.base import Format, HostPlanes, as_f16, as_words
 
 
 def unpack(blocks: np.ndarray) -> HostPlanes:
     """uint8 [rows, blocks, 20] -> planes."""
     return HostPlanes(
-        bits=(as_words(repack(blocks[..., 4:], 4)),),
+        bits=(as_words(blocks[..., 4:]),),
         scale=as_f16(blocks[..., :2]),
         low=as_f16(blocks[..., 2:4]),
     )

@@ -9,13 +9,13 @@ weight = d * (q - 16)
 
 import numpy as np
 
-from minfer_jax.quant.formats.base import Format, HostPlanes, as_f16, as_words, repack, repack_bits
+from minfer_jax.quant.formats.base import Format, HostPlanes, as_f16, as_words, repack_bits
 
 
 def unpack(blocks: np.ndarray) -> HostPlanes:
     """uint8 [rows, blocks, 22] -> planes."""
     return HostPlanes(
-        bits=(as_words(repack(blocks[..., 6:], 4)), as_words(repack_bits(blocks[..., 2:6]))),
+        bits=(as_words(blocks[..., 6:]), repack_bits(blocks[..., 2:6])),
         scale=as_f16(blocks[..., :2]),
     )
 

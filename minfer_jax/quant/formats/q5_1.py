@@ -9,13 +9,13 @@ weight = d * q + m
 
 import numpy as np
 
-from minfer_jax.quant.formats.base import Format, HostPlanes, as_f16, as_words, repack, repack_bits
+from minfer_jax.quant.formats.base import Format, HostPlanes, as_f16, as_words, repack_bits
 
 
 def unpack(blocks: np.ndarray) -> HostPlanes:
     """uint8 [rows, blocks, 24] -> planes."""
     return HostPlanes(
-        bits=(as_words(repack(blocks[..., 8:], 4)), as_words(repack_bits(blocks[..., 4:8]))),
+        bits=(as_words(blocks[..., 8:]), repack_bits(blocks[..., 4:8])),
         scale=as_f16(blocks[..., :2]),
         low=as_f16(blocks[..., 2:4]),
     )

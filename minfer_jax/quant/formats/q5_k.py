@@ -11,15 +11,14 @@ weight = d * scale * q - dmin * minimum
 
 import numpy as np
 
-from minfer_jax.quant.formats.base import Format, HostPlanes, as_f16, as_words, repack, scale_min_k4
+from minfer_jax.quant.formats.base import Format, HostPlanes, as_f16, repack, scale_min_k4
 
 
 def unpack(blocks: np.ndarray) -> HostPlanes:
     """uint8 [rows, blocks, 176] -> planes."""
     scales, minimums = scale_min_k4(blocks[..., 4:16])
-    runs = blocks[..., 48:].reshape(*blocks.shape[:2], 4, 32)
     return HostPlanes(
-        bits=(as_words(repack(runs, 4)), as_words(repack(blocks[..., 16:48], 1))),
+        bits=(repack(blocks[..., 48:], 4, 32), repack(blocks[..., 16:48], 1, 32)),
         scale=as_f16(blocks[..., :2]),
         sub=scales,
         low=-as_f16(blocks[..., 2:4]),

@@ -11,18 +11,15 @@ weight = d * scale * (q - 32)
 
 import numpy as np
 
-from minfer_jax.quant.formats.base import Format, HostPlanes, as_f16, as_words, flat, repack
+from minfer_jax.quant.formats.base import Format, HostPlanes, as_f16, repack
 
 
 def unpack(blocks: np.ndarray) -> HostPlanes:
     """uint8 [rows, blocks, 210] -> planes."""
-    lead = blocks.shape[:2]
-    low = repack(blocks[..., :128].reshape(*lead, 2, 64), 4)
-    high = repack(blocks[..., 128:192].reshape(*lead, 2, 32), 2)
     return HostPlanes(
-        bits=(as_words(low), as_words(high)),
+        bits=(repack(blocks[..., :128], 4, 64), repack(blocks[..., 128:192], 2, 32)),
         scale=as_f16(blocks[..., 208:210]),
-        sub=flat(np.ascontiguousarray(blocks[..., 192:208]).view(np.int8), np.int8),
+        sub=blocks[..., 192:208].view(np.int8),
     )
 
 

@@ -1,0 +1,129 @@
+// Runs the kernels of one instruction set beside the portable ones, on the same random weights and
+// caches, and prints the largest error of each kind. For processors that only an emulator has:
+// tests/test_native_arm.py builds it, with MINFER_TABLE the table to be tested.
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <vector>
+
+#include "weight.h"
+
+using namespace minfer;
+
+namespace {
+
+uint32_t state = 1;
+
+uint32_t word() { return state = state * 1664525u + 1013904223u; }
+
+float uniform() { return (float)(word() >> 8) * 0x1p-23f - 1; }  // [-1, 1)
+
+std::vector<float> floats(int64_t n) {
+  std::vector<float> v(n);
+  for (float& x : v) x = uniform();
+  return v;
+}
+
+// Float16 of either sign, subnormal ones among them.
+std::vector<uint16_t> halves(int64_t n) {
+  std::vector<uint16_t> v(n);
+  for (uint16_t& x : v) x = (word() >> 16) & 0xabff;
+  return v;
+}
+
+std::vector<int8_t> bytes(int64_t n) {
+  std::vector<int8_t> v(n);
+  for (int8_t& x : v) x = (int8_t)(word() >> 24);
+  return v;
+}
+
+std::vector<uint32_t> words(int64_t n) {
+  std::vector<uint32_t> v(n);
+  for (uint32_t& x : v) x = word() ^ (word() >> 16);
+  return v;
+}
+
+void alone(void*, int64_t tasks, Threads::Task task, const void* f) {
+  for (int64_t i = 0; i < tasks; i++) task(f, i);
+}
+const Threads kAlone = {1, nullptr, alone};
+
+// The largest difference, over the largest value.
+double error(const std::vector<float>& found, const std::vector<float>& expected) {
+  double off = 0, size = 0;
+  for (size_t i = 0; i < found.size(); i++) {
+    const double d = std::fabs((double)found[i] - expected[i]);
+    if (!(d <= off)) off = d;  // NaN too
+    size = std::fmax(size, std::fabs((double)expected[i]));
+  }
+  return off / size;
+}
+
+void products(const Kernels* kernels, int w0, int w1, int group, int zero, bool fine, bool low) {
+  const int64_t n = 37, k = 512, tiles = 3, lanes = 16 * tiles;
+  const int super_block = fine ? 256 : group;
+  const auto b0 = words(lanes * k * w0 / 32), b1 = words(lanes * k * w1 / 32);
+  const auto scale = halves(lanes * k / super_block), lows = halves(lanes * k / super_block);
+  const auto sub = bytes(lanes * k / group), sublow = bytes(lanes * k / group);
+  const auto dense = floats(lanes * k);
+  Weight w = {};
+  w.n = n, w.k = k, w.width[0] = w0, w.width[1] = w1, w.group = group;
+  w.super_block = super_block, w.zero = zero;
+  if (w0) {
+    w.bits[0] = b0.data(), w.bits[1] = w1 ? b1.data() : nullptr, w.scale = scale.data();
+    w.sub = fine ? sub.data() : nullptr, w.low = low ? lows.data() : nullptr;
+    w.sublow = fine && low ? sublow.data() : nullptr;
+  } else {
+    w.dense = dense.data(), w.dense_type = 'f';
+  }
+  for (int64_t rows : {1, 3, 23}) {
+    const auto x = floats(rows * k);
+    std::vector<float> found(rows * n), expected(rows * n);
+    Product p = {};
+    p.w = w, p.rows = rows, p.x = x.data();
+    for (bool rounded : {false, true}) {
+      p.rounded = false, p.y = expected.data();
+      bool ok = kPortable->matvec(p, kAlone);
+      p.rounded = rounded, p.y = found.data();
+      ok = ok && kernels->matvec(p, kAlone);
+      std::printf("%s %g\n", rounded ? "rounded" : "few", ok ? error(found, expected) : NAN);
+    }
+    const bool ok = kernels->matmul(w, x.data(), rows, false, found.data(), kAlone);
+    std::printf("many %g\n", ok ? error(found, expected) : NAN);
+  }
+}
+
+void attention(const Kernels* kernels, Cache cache, int64_t t, int64_t h, int64_t n) {
+  const int64_t slots = 300, kv_heads = 2;
+  const int64_t cells = kv_heads * slots * h;
+  const auto q = floats(t * n * h), k32 = floats(cells), v32 = floats(cells);
+  const auto k16 = halves(cells), v16 = halves(cells);
+  std::vector<int32_t> q_at(t), k_at(slots);
+  for (int64_t i = 0; i < t; i++) q_at[i] = 400 + (int32_t)i;
+  for (int64_t s = 0; s < slots; s++) k_at[s] = (int32_t)(s < t + 100 ? s + 300 : s);
+  std::vector<float> found(t * n * h), expected(t * n * h);
+  Attention a = {};
+  a.b = 1, a.t = t, a.n = n, a.h = h, a.kv_heads = kv_heads, a.slots = slots, a.q = q.data();
+  a.k = cache == Cache::f32 ? (const void*)k32.data() : k16.data();
+  a.v = cache == Cache::f32 ? (const void*)v32.data() : v16.data();
+  a.cache = cache, a.q_at = q_at.data(), a.k_at = k_at.data(), a.window = 250, a.scale = 0.5f;
+  a.out = expected.data();
+  bool ok = kPortable->attend(a, kAlone);
+  a.out = found.data();
+  ok = ok && kernels->attend(a, kAlone);
+  std::printf("attention %g\n", ok ? error(found, expected) : NAN);
+}
+
+}  // namespace
+
+int main() {
+  // Widths, group, zero, two-level, minimum: as in unpack.h.
+  const int formats[][6] = {
+      {4, 0, 32, 8, 0, 0}, {4, 0, 32, 0, 0, 1},  {4, 1, 32, 16, 0, 0}, {4, 1, 32, 0, 0, 1},
+      {8, 0, 32, 128, 0, 0}, {2, 0, 16, 0, 1, 1}, {2, 1, 16, 4, 1, 0},  {4, 0, 32, 0, 1, 1},
+      {4, 1, 32, 0, 1, 1}, {4, 2, 16, 32, 1, 0}, {0, 0, 32, 0, 0, 0}};
+  for (const auto& f : formats) products(MINFER_TABLE, f[0], f[1], f[2], f[3], f[4], f[5]);
+  for (Cache cache : {Cache::f32, Cache::f16})
+    for (int64_t t : {1, 19})
+      for (int64_t h : {64, 96}) attention(MINFER_TABLE, cache, t, h, 6);
+}
