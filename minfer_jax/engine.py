@@ -267,7 +267,7 @@ class Engine:
             decode, ids[None, -1:], _at(len(ids) - 1), sampler, args, first
         )
         while steps:
-            after = min(pace.steps, room - asked)
+            after, following = min(pace.steps, room - asked), tokens
             if after:
                 position = _at(len(ids) - 1 + asked)
                 following, last, _, sampler = self._call(
@@ -291,9 +291,7 @@ class Engine:
                 yield token
                 if run != self._run:
                     raise EngineError("this run was overtaken by another on the same engine")
-            asked, steps = asked + after, after
-            if after:
-                tokens = following
+            asked, steps, tokens = asked + after, after, following
 
     def _call(
         self, function: Callable, tokens: np.ndarray | Array, positions: np.ndarray, *rest: object

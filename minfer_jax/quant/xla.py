@@ -34,7 +34,7 @@ def _tiles(w: QTensor) -> Float[Array, "J K R"]:
         words = w.own(plane)
         words = words.reshape(len(words), k // 32, 1, width, 1, lanes)  # J U field word byte R
         byte, field = np.arange(0, 32, 8), np.arange(0, 8, width)
-        shifts = np.uint32(field[:, None, None, None] + byte[:, None])[None, None]
+        shifts = (field[:, None, None, None] + byte[:, None]).astype(np.uint32)[None, None]
         fields = (words >> shifts) & jnp.uint32((1 << width) - 1)
         fields = fields.reshape(len(words), k, lanes) << jnp.uint32(low_bits)
         q = fields if q is None else q | fields

@@ -48,13 +48,13 @@ def matvec(
     kind, eps = 0, 0.0
     if isinstance(prologue, RmsNorm):
         kind, eps = 1, prologue.eps
-        before.append(_of_layer(prologue, w))
+        before += _norm(prologue)
     elif isinstance(prologue, Gate):
         kind = _GATES[prologue.activation]
     if post is not None:
         assert not isinstance(prologue, RmsNorm) or post.eps == eps
         eps = post.eps
-        before.append(_of_layer(post, w))
+        before += _norm(post)
     return _call("minfer_matvec", (x.shape[0], w.shape[0]))(
         x,
         *_planes(w, before),
@@ -82,9 +82,9 @@ def _call(target: str, shape: tuple[int, ...]) -> Callable[..., Array]:
     return jax.ffi.ffi_call(target, result, vmap_method="sequential")
 
 
-def _of_layer(norm: RmsNorm, w: QTensor) -> Array:
-    """A norm's weight, or the stack of them where it takes the same row as the product's weight."""
-    return norm.weight if norm.layer is w.layer else norm.own()
+def _norm(norm: RmsNorm) -> list[Array]:
+    """The stack of weights, and the row that is meant."""
+    return [norm.weight, jnp.uint32(0) if norm.layer is None else norm.layer]
 
 
 def _planes(w: QTensor, before: list[Array]) -> list[Array]:
@@ -181,7 +181,7 @@ def attention_step(
         "minfer_step", shapes, input_output_aliases={1: 1, 2: 2}, vmap_method="sequential"
     )
     extras = [*(angles or ()), *(x for x in (q_norm, k_norm, q_factor) if x is not None)]
-    return call(
+    out, k, v = call(
         qkv,
         k,
         v,
@@ -199,3 +199,4 @@ def attention_step(
         q_factor=q_factor is not None,
         eps=np.float32(eps),
     )
+    return out, k, v

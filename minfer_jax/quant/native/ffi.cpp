@@ -121,13 +121,17 @@ ffi::Error matvec(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi
   const auto dims = y->dimensions();
   size_t at = 0;
   const uint32_t row = layer.typed_data()[0];
-  // A vector of `size` values, or the layer's own out of a stack of them.
-  const auto vector = [&](int64_t size) -> const float* {
+  const auto vector = [&](int64_t size, bool stacked) -> const float* {
     auto found = args.get<ffi::Buffer<ffi::F32>>(at++);
     if (!found.has_value()) return nullptr;
+    int64_t first = 0;
+    if (stacked) {  // the operand after it says which row
+      auto index = args.get<ffi::Buffer<ffi::U32>>(at++);
+      if (!index.has_value()) return nullptr;
+      first = size * index.value().typed_data()[0];
+    }
     const int64_t values = (int64_t)found.value().element_count();
-    if (values == size) return found.value().typed_data();
-    return (row + 1) * size <= values ? found.value().typed_data() + row * size : nullptr;
+    return first + size <= values ? found.value().typed_data() + first : nullptr;
   };
   Product p = {};
   p.x = x.typed_data();
@@ -136,9 +140,9 @@ ffi::Error matvec(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi
   p.eps = eps;
   p.rounded = rounded;
   p.y = y->typed_data();
-  if (plus && !(p.plus = vector(dims[0] * dims[1]))) return invalid("there is nothing to add");
-  if (p.prologue == Prologue::rms_norm && !(p.norm = vector(k))) return invalid("the norm is missing");
-  if (post && !(p.post = vector(dims[1]))) return invalid("the norm of the result is missing");
+  if (plus && !(p.plus = vector(dims[0] * dims[1], false))) return invalid("there is nothing to add");
+  if (p.prologue == Prologue::rms_norm && !(p.norm = vector(k, true))) return invalid("the norm is missing");
+  if (post && !(p.post = vector(dims[1], true))) return invalid("the norm of the result is missing");
   const Format format = {k, width0, width1, group, super_block, zero, fine, low};
   if (!read_weight(args, at, row, dims[1], format, p.w)) return invalid(kNoPlane);
   return chosen->matvec(p, on<true>(pool)) ? ffi::Error::Success() : invalid(kNoKernel);
