@@ -121,7 +121,8 @@ class Engine:
         self._buckets = tuple(b for b in BUCKETS if b < self.n_ctx) or (self.n_ctx,)
         if self._buckets[-1] < min(self.n_ctx, BUCKETS[-1]):
             self._buckets += (self.n_ctx,)
-        self._new_kv = partial(kv.init, cfg, self.n_ctx, chunk=self._buckets[-1])
+        make = partial(kv.init, cfg, self.n_ctx, chunk=self._buckets[-1])
+        self._new_kv: Callable[[], KVState] = jax.jit(make)
         self._kv_shape = jax.eval_shape(self._new_kv)
         self._programs = Programs(cfg, self._kv_shape)
         self._kv: KVState | None = None

@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from minfer_jax import memory
+from minfer_jax import memory, program_cache
 from minfer_jax.model.config import ModelConfig
 from minfer_jax.model.forward import forward
 from minfer_jax.model.kv_state import KVState
@@ -131,7 +131,8 @@ class Compile:
     Attributes:
         name: what it is and for how many tokens, such as "prefill 128".
         seconds: that tracing, lowering and compiling took.
-        cached: whether compiling was spared, because the compile cache had it.
+        cached: whether compiling was spared, because the compile cache had it, or the whole program
+            was kept.
     """
 
     name: str
@@ -171,9 +172,20 @@ class Programs:
         if name in self._programs:
             return
         begin, hits = time.perf_counter(), _cache_hits
-        self._programs[name] = self.trace(function, params, n_tokens, *rest).lower().compile()
+        arguments = self._arguments(params, n_tokens, rest)
+        path = program_cache.find((name, self._cfg, _COMPILER_OPTIONS), arguments)
+        program = program_cache.load(path, arguments) if path else None
+        cached = program is not None
+        if program is None:
+            lowered = self.trace(function, params, n_tokens, *rest).lower()
+            with program_cache.instead_of_xla_s(path):
+                program = lowered.compile()
+            cached = _cache_hits > hits
+            if path and not cached:
+                program_cache.save(path, program)
+        self._programs[name] = program
         seconds = time.perf_counter() - begin
-        self.compiles.append(Compile(name=name, seconds=seconds, cached=_cache_hits > hits))
+        self.compiles.append(Compile(name=name, seconds=seconds, cached=cached))
         memory.trim()
 
     def trace(
@@ -190,8 +202,11 @@ class Programs:
             donate_argnums=3,
             compiler_options=_COMPILER_OPTIONS.get(platform),
         )
+        return jitted.trace(*self._arguments(params, n_tokens, rest))
+
+    def _arguments(self, params: Params, n_tokens: int, rest: tuple) -> tuple:
         tokens = jax.ShapeDtypeStruct((1, n_tokens), jnp.int32)
-        return jitted.trace(params, tokens, tokens, self._kv_shape, *rest)
+        return params, tokens, tokens, self._kv_shape, *rest
 
     def call(
         self,
