@@ -9,13 +9,14 @@ that the buffer is not part of the peak that the bench reports.
 """
 
 import json
-import mmap
 import subprocess
 import sys
 import threading
 import time
 
 import numpy as np
+
+from minfer_jax import memory
 
 _BUFFER = 512 << 20  # bytes; several times any cache
 _SECONDS = 0.25  # of passes, at least _PASSES of them
@@ -43,10 +44,7 @@ def ceiling(threads: int) -> float:
 
 def read_rate(threads: int, n_bytes: int = _BUFFER) -> float:
     """Bytes a second at which so many threads read a buffer of that size: the best pass."""
-    buffer = mmap.mmap(-1, n_bytes)
-    if sys.platform == "linux":
-        buffer.madvise(mmap.MADV_HUGEPAGE)  # as large weights have; small pages read slower
-    words = np.frombuffer(buffer, np.uint64)
+    words = np.frombuffer(memory.large_pages(n_bytes), np.uint64)  # as weights have
     words.fill(1)  # so that there are pages behind it
     shares = np.array_split(words, threads)
     best, begin = float("inf"), time.perf_counter()

@@ -7,6 +7,7 @@ backend, threads, test       CPU, CUDA or Metal; of the CPU; as llama-bench name
 ts_mean, ts_stddev           tokens a second over the repetitions; sample deviation
 samples_ts, ts_median        each of them, and the middle
 precision, n_ctx             as for generate; positions of the KV state
+kernels                      instruction set of the native kernels, or "xla"
 weight_bytes                 what one token reads of the weights: `bench_bytes`
 gb_per_s, kv_gb_per_s        of weights, and of keys and values, in decode: bytes a token times
                              the median rate; null for a prefill, which reads weights once

@@ -36,6 +36,10 @@ def guarded(run: Callable[[], int]) -> int:
         if not isinstance(e, MemoryError) and "RESOURCE_EXHAUSTED" not in str(e):
             raise
         return fail("out of memory; try a smaller model or --n-ctx")
+    except RuntimeError as e:
+        if "initialize backend" not in str(e):
+            raise
+        return fail(f"jax finds no device, see JAX_PLATFORMS: {str(e).splitlines()[0]}")
     except KeyboardInterrupt:
         say("\ninterrupted")
         return 130

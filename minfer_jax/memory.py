@@ -1,10 +1,12 @@
-"""Keeping the C allocator from holding on to memory, where it is glibc.
+"""The process's memory: large pages, and keeping the C allocator (glibc) from holding on to it.
 
 Loading and compiling free hundreds of megabytes that glibc would keep for later. What comes next is
 large device arrays, which it does not serve from there: the peak would hold both.
 """
 
+import contextlib
 import ctypes
+import mmap
 import sys
 
 _M_ARENA_MAX = -8  # malloc.h
@@ -28,3 +30,18 @@ def _glibc(name: str, *args: int) -> None:
         function = getattr(ctypes.CDLL(None), name, None)
         if function is not None:
             function(*args)
+
+
+def large_pages(n_bytes: int) -> mmap.mmap:
+    """Zeros of their own, aligned to a page; on large pages where the system has them.
+
+    With small ones the processor spends a good part of a decode step on looking up addresses (23
+    against 34 GB/s on a virtual Zen 4).
+    """
+    size = max(n_bytes, 1)
+    if not sys.platform.startswith("linux"):
+        return mmap.mmap(-1, size)
+    pages = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared ones are small
+    with contextlib.suppress(OSError):  # a kernel without large pages
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return pages

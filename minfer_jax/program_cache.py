@@ -69,12 +69,12 @@ def find(made_of: object, arguments: tuple) -> Path | None:
 
 @functools.cache
 def _software() -> str:
-    """A digest of this package's source, and the versions of what compiles it."""
+    """A digest of this package's source, and the versions of all that compiled code depends on."""
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
     versions = (jax.__version__, jaxlib.version.__version__, platform.python_version())
-    return f"{digest.hexdigest()} {versions}"
+    return f"{digest.hexdigest()} {versions} {native.stamp()}"
 
 
 @contextlib.contextmanager
@@ -126,8 +126,13 @@ def save(path: Path, program: jax.stages.Compiled) -> None:
         data = pickle.dumps((kept, returns))
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
-            file.write(hashlib.sha256(data).digest() + data)
-        os.replace(file.name, path)
+            try:
+                file.write(hashlib.sha256(data).digest() + data)
+                file.flush()
+                os.replace(file.name, path)
+            except BaseException:
+                os.unlink(file.name)
+                raise
         entries = sorted(path.parent.iterdir(), key=lambda p: p.stat().st_mtime, reverse=True)
         for old in entries[MAX_ENTRIES:]:
             old.unlink(missing_ok=True)

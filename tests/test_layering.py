@@ -25,7 +25,7 @@ LAYERS = (
     "template_meter",
     "template_sandbox",
     "chat_template",
-    "host",  # the machine, and the user's cache
+    "host memory",  # the machine, and the user's cache
     "wheel_fetch",
     "sources",
     "vocab special_tokens stream_decoder",
@@ -54,7 +54,7 @@ LAYERS = (
     "model.archs.*",
     "model.archs",
     "model.registry",
-    "memory compile_cache program_cache",
+    "compile_cache program_cache",
     "model.tensors",
     "model.load",
     "model",

@@ -53,9 +53,9 @@ def targets(implementation: str, rows: int) -> set[str]:
 
 def test_products_are_calls_of_kernels(implementation: str):
     kernels = implementation != XLA
-    assert targets(implementation, 1) == ({"minfer_matvec"} if kernels else set())
-    assert targets(implementation, NATIVE_ROWS) == ({"minfer_matvec"} if kernels else set())
-    assert targets(implementation, NATIVE_ROWS + 1) == ({"minfer_matmul"} if kernels else set())
+    assert targets(implementation, 1) == ({"minfer_product"} if kernels else set())
+    assert targets(implementation, NATIVE_ROWS) == ({"minfer_product"} if kernels else set())
+    assert targets(implementation, NATIVE_ROWS + 1) == ({"minfer_product"} if kernels else set())
 
 
 # What is chosen.

@@ -82,14 +82,20 @@ def _product(
     rounding: Rounding,
 ) -> Float[Array, "M N"]:
     many = jnp.dtype(rounding.many)
-    kernel = native.isa() is not None and calls.supports(w)
-    if kernel and len(x) <= NATIVE_ROWS and (post is None or w.shape[0] % TILE == 0):
-        rounded = rounding.few == "int16"
-        return calls.matvec(x.astype(jnp.float32), w, prologue, post, plus, rounded=rounded)
-    x = applied(x, prologue)
-    if kernel and (many == jnp.float32 or native.bfloat16()):
-        out = calls.matmul(x.astype(many), w)
-    elif len(x) <= MATVEC_ROWS:
+    few = len(x) <= NATIVE_ROWS
+    if _has_kernel(w, post) and (few or many == jnp.float32 or native.bfloat16()):
+        return calls.product(
+            x.astype(jnp.float32),
+            w,
+            prologue,
+            post,
+            plus,
+            few=few,
+            rounded=few and rounding.few == "int16",
+            bfloat16=not few and many == jnp.bfloat16,
+        )
+    x = applied(x.astype(jnp.float32), prologue)
+    if len(x) <= MATVEC_ROWS:
         out = xla.matvec(x, w)
     else:
         out = lax.dot(
@@ -99,6 +105,12 @@ def _product(
             preferred_element_type=jnp.float32,
         )
     return _finished(out, post, plus)
+
+
+def _has_kernel(w: QTensor, post: RmsNorm | None) -> bool:
+    if native.isa() is None or not calls.supports(w):
+        return False
+    return post is None or w.shape[0] % TILE == 0
 
 
 def _finished(out: Array, post: RmsNorm | None, plus: Array | None) -> Float[Array, "M N"]:

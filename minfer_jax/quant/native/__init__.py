@@ -18,7 +18,7 @@ log = logging.getLogger("minfer_jax")
 VARIABLE = "MINFER_CPU_ISA"
 OFF = "off"
 NAMES = ("avx512", "avx2", "neon", "portable")
-CALLS = ("minfer_matvec", "minfer_matmul", "minfer_attention", "minfer_step")
+CALLS = ("minfer_product", "minfer_attention", "minfer_step")
 
 
 class IsaError(ValueError):
@@ -30,9 +30,7 @@ def library() -> ctypes.CDLL | None:
     """The built library with its calls registered, or None; the log says why, once."""
     spec = importlib.util.find_spec(f"{__name__}._kernels")
     if spec is None or spec.origin is None:
-        log.warning(
-            "no native kernels in this install (no C++ compiler was found): using plain XLA"
-        )
+        log.warning("no native kernels in this install (they could not be built): using plain XLA")
         return None
     try:
         found = ctypes.CDLL(spec.origin)
@@ -46,6 +44,15 @@ def library() -> ctypes.CDLL | None:
     for name, call in calls.items():
         jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(call), platform="cpu")
     return found
+
+
+def stamp() -> tuple[int, int] | None:
+    """What tells one build of the library from another; None where there is none."""
+    found = library()
+    if found is None:
+        return None
+    status = os.stat(found._name)
+    return status.st_size, status.st_mtime_ns
 
 
 def available() -> tuple[str, ...]:

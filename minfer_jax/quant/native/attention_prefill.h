@@ -11,7 +11,8 @@
 namespace minfer::MINFER_ISA {
 
 constexpr int kTileRows = 8 * kRows;
-constexpr int kChunk = 128;  // slots that one step looks at; a multiple of kPanel
+constexpr int kChunk = 128;  // slots that one step looks at; a multiple of kStep
+constexpr int kStep = kPanel > 32 ? kPanel : 32;  // of a shorter one: whole panels, whole words
 
 // Keys and values of a chunk of slots, as panels for `blocks`.
 //
@@ -64,8 +65,9 @@ inline Sight sight(const Attention& a, const int32_t* held, int count, int32_t l
   return Sight::all;
 }
 
-INLINE void mask_row(const Attention& a, int32_t qp, const int32_t* held, int count, float* scores) {
-  for (int i = 0; i < kChunk; i++)
+INLINE void mask_row(const Attention& a, int32_t qp, const int32_t* held, int count, int width,
+                     float* scores) {
+  for (int i = 0; i < width; i++)
     scores[i] = i < count && a.sees(qp, held[i < count ? i : 0]) ? scores[i] : kNever;
 }
 
@@ -79,13 +81,12 @@ void attend_tile(const Attention& a, int64_t b, int64_t head, int64_t r0, int ro
   alignas(64) static thread_local float scores[kTileRows][kChunk];
   alignas(64) static thread_local uint32_t weights[kTileRows][kChunk / columns];
   float tops[kTileRows], totals[kTileRows];
-  int32_t at[kTileRows], lowest = INT32_MAX, highest = -1, oldest = INT32_MAX;
+  int32_t at[kTileRows], lowest = INT32_MAX, highest = -1;
   const auto row_of = [&](int r) { return (b * a.t + (r0 + r) / groups) * a.n + head * groups + (r0 + r) % groups; };
   for (int r = 0; r < rows; r++) {
     at[r] = a.q_at[b * a.t + (r0 + r) / groups];
     lowest = least(lowest, at[r]);
     highest = most(highest, at[r]);
-    if (at[r] >= 0) oldest = least(oldest, at[r]);
     tops[r] = kNever;
     totals[r] = 0;
     const float* from = a.q + row_of(r) * h;
@@ -103,17 +104,20 @@ void attend_tile(const Attention& a, int64_t b, int64_t head, int64_t r0, int ro
     const Sight seen = sight(a, held, count, lowest, highest);
     if (seen == Sight::none) continue;
     const int64_t chunk = (s0 - first) / kChunk;
-    for (int p = 0; p < kChunk / kPanel; p++)
+    int width = count;  // without the slots at the end that no row sees
+    while (held[width - 1] < 0 || held[width - 1] > highest) width--;
+    width = (width + kStep - 1) / kStep * kStep;
+    for (int p = 0; p < width / kPanel; p++)
       blocks<Word, kTiles>(q, words, rows, keys + chunk * words * kChunk + p * words * kPanel, words,
                            &scores[0][p * kPanel], kChunk, false);
     for (int r = 0; r < rows; r++) {
       float* row = scores[r];
-      if (seen == Sight::some) mask_row(a, at[r], held, count, row);
+      if (seen == Sight::some) mask_row(a, at[r], held, count, width, row);
       F largest = load(row);
-      UNROLL for (int i = kLanes; i < kChunk; i += kLanes) largest = max(largest, load(row + i));
+      for (int i = kLanes; i < width; i += kLanes) largest = max(largest, load(row + i));
       const float new_top = most(tops[r], top(largest));
       F total = splat(0.0f);
-      for (int i = 0; i < kChunk; i += columns * kLanes) {
+      for (int i = 0; i < width; i += columns * kLanes) {
         F x[columns];
         UNROLL for (int c = 0; c < columns; c++) {
           const F score = load(row + i + c * kLanes);
@@ -137,7 +141,7 @@ void attend_tile(const Attention& a, int64_t b, int64_t head, int64_t r0, int ro
       const int tiles = (int)least<int64_t>(kTiles, (h - c) / kLanes);
       blocks_of<Word>(tiles, &weights[0][0], kChunk / columns, rows,
                       values + chunk * h * (kChunk / columns) + c * (kChunk / columns),
-                      kChunk / columns, acc + c, h, true);
+                      width / columns, acc + c, h, true);
     }
   }
   for (int r = 0; r < rows; r++) {

@@ -12,7 +12,7 @@ from minfer_jax.quant.qtensor import QTensor
 
 
 def supports(w: QTensor) -> bool:
-    """Whether there is a kernel for a weight: all packed formats, and plain floats of common K."""
+    """Whether there is a kernel for a weight: K is a multiple of 32, as in every packed one."""
     return w.shape[1] % 32 == 0
 
 
@@ -25,16 +25,18 @@ def supports_head(h: int) -> bool:
 _GATES = {"silu": 2, "gelu": 3}
 
 
-def matvec(
+def product(
     x: Float[Array, "M width"],
     w: QTensor,
     prologue: Prologue | None = None,
     post: RmsNorm | None = None,
     plus: Float[Array, "M N"] | None = None,
     *,
+    few: bool,
     rounded: bool = False,
+    bfloat16: bool = False,
 ) -> Float[Array, "M N"]:
-    """post(prologue(x) times the weight) + plus: for a few rows of x, the weight is read once.
+    """post(prologue(x) times the weight) + plus, summed in float32.
 
     Args:
         x: float32.
@@ -42,7 +44,10 @@ def matvec(
         prologue: done to x first.
         post: done to the product; of the same eps as the prologue, where both are norms.
         plus: added last.
-        rounded: round what the product is taken of to 16 bits, one scale for 32 columns.
+        few: read the weight once, for up to 16 rows; else unpack it once, for many.
+        rounded: of a few rows, what the product is taken of is rounded to 16 bits, one scale for
+            32 columns.
+        bfloat16: of many rows, both factors are rounded to bfloat16.
     """
     before = [] if plus is None else [plus]
     kind, eps = 0, 0.0
@@ -55,7 +60,7 @@ def matvec(
         assert not isinstance(prologue, RmsNorm) or post.eps == eps
         eps = post.eps
         before += _norm(post)
-    return _call("minfer_matvec", (x.shape[0], w.shape[0]))(
+    return _call("minfer_product", (x.shape[0], w.shape[0]))(
         x,
         *_planes(w, before),
         **_format(w),
@@ -63,18 +68,10 @@ def matvec(
         post=post is not None,
         prologue=np.int32(kind),
         eps=np.float32(eps),
+        few=few,
         rounded=rounded,
+        bfloat16=bfloat16,
     )
-
-
-def matmul(x: Float[Array, "M K"], w: QTensor) -> Float[Array, "M N"]:
-    """x times the weight, for many rows of x: the weight is unpacked once.
-
-    Args:
-        x: float32, or bfloat16 for a product in bfloat16, summed in float32.
-        w: a weight that `supports` accepts.
-    """
-    return _call("minfer_matmul", (x.shape[0], w.shape[0]))(x, *_planes(w, []), **_format(w))
 
 
 def _call(target: str, shape: tuple[int, ...]) -> Callable[..., Array]:

@@ -41,8 +41,7 @@ bool runs_here(const Kernels* kernels) {
 #endif
 #if defined(MINFER_WITH_avx2)
   if (kernels == kAvx2)
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-           __builtin_cpu_supports("f16c");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");  // and with it F16C
 #endif
 #endif
 #if defined(__aarch64__) && defined(__linux__)
@@ -107,17 +106,17 @@ bool read_weight(const ffi::RemainingArgs& args, size_t at, uint32_t layer, int6
   if (f.low) w.low = static_cast<const uint16_t*>(plane(nullptr));
   if (f.low && f.fine) w.sublow = static_cast<const int8_t*>(plane(nullptr));
   return w.bits[0] && w.scale && (!f.width1 || w.bits[1]) && (!f.fine || w.sub) &&
-         (!f.low || w.low);
+         (!f.low || w.low) && (!f.low || !f.fine || w.sublow);
 }
 
 constexpr char kNoPlane[] = "a plane of the weight is missing, or the layer is outside its stack";
 constexpr char kNoKernel[] = "no kernel for this format of weight";
 
-ffi::Error matvec(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::U32> layer,
-                  ffi::RemainingArgs args, ffi::Result<ffi::Buffer<ffi::F32>> y, int64_t k,
+ffi::Error product(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::U32> layer,
+                   ffi::RemainingArgs args, ffi::Result<ffi::Buffer<ffi::F32>> y, int64_t k,
                   int32_t width0, int32_t width1, int32_t group, int32_t super_block, int32_t zero,
                   bool fine, bool low, bool plus, bool post, int32_t prologue, float eps,
-                  bool rounded) {
+                   bool few, bool rounded, bool bfloat16) {
   const auto dims = y->dimensions();
   size_t at = 0;
   const uint32_t row = layer.typed_data()[0];
@@ -139,27 +138,15 @@ ffi::Error matvec(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi
   p.prologue = static_cast<Prologue>(prologue);
   p.eps = eps;
   p.rounded = rounded;
+  p.bfloat16 = bfloat16;
   p.y = y->typed_data();
   if (plus && !(p.plus = vector(dims[0] * dims[1], false))) return invalid("there is nothing to add");
   if (p.prologue == Prologue::rms_norm && !(p.norm = vector(k, true))) return invalid("the norm is missing");
   if (post && !(p.post = vector(dims[1], true))) return invalid("the norm of the result is missing");
   const Format format = {k, width0, width1, group, super_block, zero, fine, low};
   if (!read_weight(args, at, row, dims[1], format, p.w)) return invalid(kNoPlane);
-  return chosen->matvec(p, on<true>(pool)) ? ffi::Error::Success() : invalid(kNoKernel);
-}
-
-ffi::Error matmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Buffer<ffi::U32> layer,
-                  ffi::RemainingArgs args, ffi::Result<ffi::Buffer<ffi::F32>> y, int64_t k,
-                  int32_t width0, int32_t width1, int32_t group, int32_t super_block, int32_t zero,
-                  bool fine, bool low) {
-  const auto dims = y->dimensions();
-  const Format format = {k, width0, width1, group, super_block, zero, fine, low};
-  Weight w;
-  if (!read_weight(args, 0, layer.typed_data()[0], dims[1], format, w)) return invalid(kNoPlane);
-  const bool bf16 = x.element_type() == ffi::BF16;
-  return chosen->matmul(w, x.untyped_data(), dims[0], bf16, y->typed_data(), on<false>(pool))
-             ? ffi::Error::Success()
-             : invalid(kNoKernel);
+  const bool done = few ? chosen->matvec(p, on<true>(pool)) : chosen->matmul(p, on<false>(pool));
+  return done ? ffi::Error::Success() : invalid(kNoKernel);
 }
 
 // Sizes and the layer's cache; false if the layer is outside it.
@@ -238,34 +225,28 @@ ffi::Error step(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> qkv, ffi::AnyBuffer 
   return chosen->step(s, on<true>(pool)) ? ffi::Error::Success() : invalid(kNoHead);
 }
 
-// The operands and attributes that both products begin with; x is of type X.
-template <class X>
-auto product_binding() {
-  return ffi::Ffi::Bind()
-      .Ctx<ffi::ThreadPool>()
-      .Arg<X>()
-      .template Arg<ffi::Buffer<ffi::U32>>()
-      .RemainingArgs()
-      .template Ret<ffi::Buffer<ffi::F32>>()
-      .template Attr<int64_t>("k")
-      .template Attr<int32_t>("width0")
-      .template Attr<int32_t>("width1")
-      .template Attr<int32_t>("group")
-      .template Attr<int32_t>("super_block")
-      .template Attr<int32_t>("zero")
-      .template Attr<bool>("fine")
-      .template Attr<bool>("low");
-}
-
-XLA_FFI_DEFINE_HANDLER(kMatvec, matvec,
-                       product_binding<ffi::Buffer<ffi::F32>>()
+XLA_FFI_DEFINE_HANDLER(kProduct, product,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::Buffer<ffi::F32>>()
+                           .Arg<ffi::Buffer<ffi::U32>>()
+                           .RemainingArgs()
+                           .Ret<ffi::Buffer<ffi::F32>>()
+                           .Attr<int64_t>("k")
+                           .Attr<int32_t>("width0")
+                           .Attr<int32_t>("width1")
+                           .Attr<int32_t>("group")
+                           .Attr<int32_t>("super_block")
+                           .Attr<int32_t>("zero")
+                           .Attr<bool>("fine")
+                           .Attr<bool>("low")
                            .Attr<bool>("plus")
                            .Attr<bool>("post")
                            .Attr<int32_t>("prologue")
                            .Attr<float>("eps")
-                           .Attr<bool>("rounded"));
-
-XLA_FFI_DEFINE_HANDLER(kMatmul, matmul, product_binding<ffi::AnyBuffer>());
+                           .Attr<bool>("few")
+                           .Attr<bool>("rounded")
+                           .Attr<bool>("bfloat16"));
 
 XLA_FFI_DEFINE_HANDLER(kAttention, attention,
                        ffi::Ffi::Bind()
@@ -332,8 +313,7 @@ __attribute__((visibility("default"))) bool minfer_bfloat16() { return minfer::c
   __attribute__((visibility("default"))) XLA_FFI_Error* name(XLA_FFI_CallFrame* frame) {            \
     return minfer::handler(frame);                                                                  \
   }
-MINFER_CALL(minfer_matvec, kMatvec)
-MINFER_CALL(minfer_matmul, kMatmul)
+MINFER_CALL(minfer_product, kProduct)
 MINFER_CALL(minfer_attention, kAttention)
 MINFER_CALL(minfer_step, kStep)
 }

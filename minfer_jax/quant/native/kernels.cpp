@@ -3,7 +3,7 @@
 
 namespace minfer {
 
-#if defined(__AVX512BF16__)
+#if defined(MINFER_HAS_BF16)
 constexpr bool kBfloat16 = true;
 #else
 constexpr bool kBfloat16 = false;

@@ -90,48 +90,76 @@ void unpack_panel(const Weight& w, int64_t j0, int tiles, int64_t first, int64_t
   }
 }
 
+// The words of all rows, of what the product is taken of.
+template <class Word>
+void pack_rows(const Product& p, const Threads& threads, uint32_t* words) {
+  constexpr int columns = Word::columns, some = 16;
+  const int64_t k = p.w.k, stride = k / columns;
+  threads.run((p.rows + some - 1) / some, [&](int64_t task) {
+    float* row = reinterpret_cast<float*>(scratch<0>((size_t)k));
+    for (int64_t m = task * some; m < least(p.rows, (task + 1) * some); m++) {
+      prepare(p, m, row);
+      for (int64_t i = 0; i < k; i += columns * kLanes) {
+        F x[columns];
+        UNROLL for (int c = 0; c < columns; c++) x[c] = load(row + i + c * kLanes);
+        store(words + m * stride + i / columns, Word::row(x));
+      }
+    }
+  });
+}
+
 template <class Word, class Reader>
-void matmul_as(const Weight& w, const uint32_t* x, int64_t rows, float* y, const Threads& threads) {
+void matmul_as(const Product& p, const uint32_t* x, const Threads& threads) {
+  const Weight& w = p.w;
   const int64_t tiles = w.tiles(), panels = (tiles + kTiles - 1) / kTiles;
   const int64_t x_stride = w.k / Word::columns, unit = 32 / Word::columns;
   // Few panels are shared out by rows too: a thread left idle costs more than unpacking twice.
   const int64_t wanted = threads.count == 1 ? 1 : (8 * threads.count + panels - 1) / panels;
-  const int64_t parts = most<int64_t>(1, least(wanted, rows / (16 * kRows)));
-  const int64_t step = ((rows + parts - 1) / parts + kRows - 1) / kRows * kRows;
+  const int64_t parts = most<int64_t>(1, least(wanted, p.rows / (16 * kRows)));
+  const int64_t step = ((p.rows + parts - 1) / parts + kRows - 1) / kRows * kRows;
+  const float* plus = p.post ? nullptr : p.plus;
 
   threads.run(panels * parts, [&](int64_t task) {
     const int64_t j0 = task / parts * kTiles, row0 = task % parts * step;
-    const int64_t count = least(step, rows - row0);
+    const int64_t count = least(step, p.rows - row0), n0 = j0 * kLanes;
     if (count <= 0) return;
     const int here = (int)least<int64_t>(kTiles, tiles - j0);
-    const bool whole = (j0 + here) * kLanes <= w.n;  // else there are lanes beyond N
+    const int64_t width = least<int64_t>(here * kLanes, w.n - n0);  // less where lanes are beyond N
+    const bool whole = width == here * kLanes;
     const int64_t deepest = least<int64_t>(kDeep, x_stride), stride = whole ? w.n : kPanel;
-    uint32_t* panel = scratch<0>((size_t)(deepest + kPanel) * here * kLanes);
-    float* out = whole ? y + row0 * w.n + j0 * kLanes
+    uint32_t* panel = scratch<0>((size_t)deepest * here * kLanes);
+    float* out = whole ? p.y + row0 * w.n + n0
                        : reinterpret_cast<float*>(scratch<1>((size_t)count * kPanel));
+    for (int64_t m = 0; m < count && plus; m++)
+      copy(plus + (row0 + m) * w.n + n0, width, out + m * stride);
     for (int64_t k = 0; k < x_stride; k += kDeep) {
       const int64_t deep = least<int64_t>(kDeep, x_stride - k);
       unpack_panel<Word, Reader>(w, j0, here, k / unit, (k + deep) / unit, panel);
-      blocks_of<Word>(here, x + row0 * x_stride + k, x_stride, count, panel, deep, out, stride, k > 0);
+      blocks_of<Word>(here, x + row0 * x_stride + k, x_stride, count, panel, deep, out, stride,
+                      plus || k > 0);
     }
     if (whole) return;
-    for (int64_t m = 0; m < count; m++)
-      copy(out + m * kPanel, w.n - j0 * kLanes, y + (row0 + m) * w.n + j0 * kLanes);
+    for (int64_t m = 0; m < count; m++) copy(out + m * kPanel, width, p.y + (row0 + m) * w.n + n0);
   });
 }
 
-inline bool matmul(const Weight& w, const void* x, int64_t rows, bool bf16, float* y, const Threads& threads) {
-  const auto* words = static_cast<const uint32_t*>(x);
-#if !defined(MINFER_HAS_BF16)
-  if (bf16) return false;
-#endif
-  return with_reader(w, [&](auto type) {
-    using Reader = typename decltype(type)::type;
-#if defined(MINFER_HAS_BF16)
-    if (bf16) return matmul_as<Bfloat16, Reader>(w, words, rows, y, threads);
-#endif
-    matmul_as<Float32, Reader>(w, words, rows, y, threads);
+template <class Word>
+bool matmul_of(const Product& p, const Threads& threads) {
+  if (p.w.k % 32 || (p.post && p.w.n % kLanes)) return false;
+  uint32_t* words = scratch<2>((size_t)(p.rows * p.w.k / Word::columns));  // fresh pages cost more
+  pack_rows<Word>(p, threads, words);
+  const bool done = with_reader(p.w, [&](auto type) {
+    matmul_as<Word, typename decltype(type)::type>(p, words, threads);
   });
+  if (done && p.post) threads.run(p.rows, [&](int64_t m) { finish(p, m); });
+  return done;
+}
+
+inline bool matmul(const Product& p, const Threads& threads) {
+#if defined(MINFER_HAS_BF16)
+  if (p.bfloat16) return matmul_of<Bfloat16>(p, threads);
+#endif
+  return !p.bfloat16 && matmul_of<Float32>(p, threads);
 }
 
 }  // namespace minfer::MINFER_ISA

@@ -34,6 +34,21 @@ INLINE void put(const Product& p, int64_t m, int64_t j, F value) {
     p.y[at + i] = lane(value, (int)i) + (plus ? plus[at + i] : 0);
 }
 
+// What row m of the product is taken of; k is a multiple of 16.
+inline void prepare(const Product& p, int64_t m, float* out) {
+  const int64_t k = p.w.k;
+  if (p.prologue == Prologue::none) copy(p.x + m * k, k, out);
+  if (p.prologue == Prologue::rms_norm) rms_norm(p.x + m * k, p.norm, k, p.eps, out);
+  if (p.prologue == Prologue::silu) gate(p.x + 2 * m * k, k, out, [](F a) { return silu(a); });
+  if (p.prologue == Prologue::gelu) gate(p.x + 2 * m * k, k, out, [](F a) { return gelu(a); });
+}
+
+// The norm of a row of the result, and what is to be added after it; n is a multiple of 16.
+inline void finish(const Product& p, int64_t m) {
+  const int64_t n = p.w.n;
+  rms_norm(p.y + m * n, p.post, n, p.eps, p.y + m * n, p.plus ? p.plus + m * n : nullptr);
+}
+
 // --- activations in float32 ----------------------------------------------------------------------
 
 template <class Reader>
@@ -174,17 +189,12 @@ void matvec_rounded(const Product& p, const float* x, const Threads& threads, De
 #endif
 
 inline bool matvec(const Product& p, const Threads& threads) {
-  const int64_t k = p.w.k, n = p.w.n;
-  if (p.post && n % kLanes) return false;
+  const int64_t k = p.w.k;
+  if (k % 32 || (p.post && p.w.n % kLanes)) return false;
   Buffer<float> prepared(p.prologue == Prologue::none ? 0 : p.rows * k);
-  const float* x = p.x;
-  for (int64_t m = 0; m < p.rows && p.prologue != Prologue::none; m++) {
-    float* out = &prepared[m * k];
-    if (p.prologue == Prologue::rms_norm) rms_norm(p.x + m * k, p.norm, k, p.eps, out);
-    if (p.prologue == Prologue::silu) gate(p.x + 2 * m * k, k, out, [](F a) { return silu(a); });
-    if (p.prologue == Prologue::gelu) gate(p.x + 2 * m * k, k, out, [](F a) { return gelu(a); });
-    x = &prepared[0];
-  }
+  for (int64_t m = 0; m < p.rows && p.prologue != Prologue::none; m++)
+    prepare(p, m, &prepared[m * k]);
+  const float* x = p.prologue == Prologue::none ? p.x : &prepared[0];
   const bool done = with_reader(p.w, [&](auto type) {
     using Reader = typename decltype(type)::type;
 #if defined(MINFER_HAS_DOT)
@@ -192,8 +202,7 @@ inline bool matvec(const Product& p, const Threads& threads) {
 #endif
     matvec_float<Reader>(p, x, threads);
   });
-  for (int64_t m = 0; m < p.rows && p.post && done; m++)
-    rms_norm(p.y + m * n, p.post, n, p.eps, p.y + m * n, p.plus ? p.plus + m * n : nullptr);
+  for (int64_t m = 0; m < p.rows && p.post && done; m++) finish(p, m);
   return done;
 }
 

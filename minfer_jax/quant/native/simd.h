@@ -93,7 +93,7 @@ INLINE F min(F a, F b) {
   return a;
 }
 
-// where(a, b): lanes of x where the bits of mask are set, else y.
+// Lanes of x where those of mask are not 0, else of y.
 INLINE F select(I mask, F x, F y) {
   UNROLL for (int i = 0; i < kParts; i++) x.part[i] = mask.part[i] ? x.part[i] : y.part[i];
   return x;

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <memory>
 #include <mutex>
+#include <thread>
 
 #include "weight.h"
 #include "xla/ffi/api/ffi.h"
@@ -100,16 +101,19 @@ void start(void* pool, int64_t tasks, Threads::Task task, const void* f) {
   const int64_t awake = Eager ? Crew::get().post(job) : 0;
   for (int64_t i = awake; i < helpers; i++)
     threads->Schedule([job] {
-      if (Eager) Crew::get().work(job);
+      if constexpr (Eager) Crew::get().work(job);
       else job->work();
     });
   job->work();
-  while (job->done.load() < tasks) pause();
+  for (int64_t i = 1; job->done.load() < tasks; i++) {
+    pause();
+    if (i % 4096 == 0) std::this_thread::yield();  // the last helper may wait for this very core
+  }
 }
 
 template <bool Eager>
 Threads on(xla::ffi::ThreadPool& pool) {
-  return {(int)pool.num_threads(), &pool, start<Eager>};
+  return {std::max((int)pool.num_threads(), 1), &pool, start<Eager>};
 }
 
 }  // namespace minfer

@@ -3,6 +3,9 @@
 
 #include <cstdint>
 
+// Or each instruction set would emit these, and the linker keep one of them for all.
+#define MINFER_INLINE __attribute__((always_inline))
+
 namespace minfer {
 
 // One layer of a stack, in tiles of 16 outputs; the planes and the formula of a weight are those of
@@ -19,7 +22,7 @@ struct Weight {
   const void* dense;
   char dense_type;  // 'f' float32, 'h' float16, 'b' bfloat16
 
-  int64_t tiles() const { return (n + 15) / 16; }
+  MINFER_INLINE int64_t tiles() const { return (n + 15) / 16; }
 };
 
 enum class Cache { f32, f16, bf16 };
@@ -34,11 +37,11 @@ struct Attention {
   const int32_t* k_at;       // [B, S]
   int64_t window;            // 0 for none
   float scale;
-  bool bfloat16;             // round the factors of both products
+  bool bfloat16;             // the factors of both products may be rounded
   float* out;                // [B, T, N, H]
 
-  int64_t groups() const { return n / kv_heads; }
-  bool sees(int32_t qp, int32_t kp) const {
+  MINFER_INLINE int64_t groups() const { return n / kv_heads; }
+  MINFER_INLINE bool sees(int32_t qp, int32_t kp) const {
     return kp >= 0 && kp <= qp && (window == 0 || qp - kp < window);
   }
 };
@@ -60,7 +63,7 @@ struct Step {
 
 enum class Prologue { none, rms_norm, silu, gelu };
 
-// y [rows, n] = prologue(x) times the weight, plus what is given, for a few rows.
+// y [rows, n] = post(prologue(x) times the weight), plus what is given.
 struct Product {
   Weight w;
   int64_t rows;
@@ -68,7 +71,8 @@ struct Product {
   Prologue prologue;
   const float* norm;  // [k], of rms_norm
   float eps;
-  bool rounded;       // take what is multiplied to 16 bits
+  bool rounded;       // a few rows: round x, after the prologue, to 16 bits
+  bool bfloat16;      // many rows: round both factors to bfloat16
   const float* plus;  // [rows, n] or null
   const float* post;  // [n]: the product is normed, as by rms_norm, before that; or null
   float* y;
@@ -92,9 +96,8 @@ struct Threads {
 struct Kernels {
   const char* name;
   bool bfloat16;  // whether products of many rows can be in bfloat16
-  bool (*matvec)(const Product&, const Threads&);
-  // y [m, n] = x [m, k] times the weight, for many rows; x is bfloat16 where `bf16`, else float.
-  bool (*matmul)(const Weight&, const void* x, int64_t m, bool bf16, float* y, const Threads&);
+  bool (*matvec)(const Product&, const Threads&);  // a few rows
+  bool (*matmul)(const Product&, const Threads&);  // many
   bool (*attend)(const Attention&, const Threads&);
   bool (*step)(const Step&, const Threads&);
 };
