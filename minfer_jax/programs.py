@@ -94,7 +94,9 @@ def decode(
 
     def one(carry: tuple) -> tuple:
         step, last, tokens, kv_state, sampler, _ = carry
-        logits, kv_state = forward(params, last, positions + step, kv_state, cfg=cfg)
+        # Tied to the step, or plain XLA would unpack the output layer once for all, to floats.
+        last, weights = lax.optimization_barrier((last, params))
+        logits, kv_state = forward(weights, last, positions + step, kv_state, cfg=cfg)
         token, sampler = sample(logits[:, 0], sampler, args)
         tokens = lax.dynamic_update_slice(tokens, token[:, None], (jnp.int32(0), step))
         return step + 1, token[:, None], tokens, kv_state, sampler, logits[:, 0]
