@@ -12,12 +12,8 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 
 from minfer_jax.bench_table import Columns
+from minfer_jax.compile_cache import EVERYTHING
 from minfer_jax.engine import Engine
-
-_SETTINGS = {  # of jax, so that every program goes into the cache
-    "jax_persistent_cache_min_compile_time_secs": 0.0,
-    "jax_persistent_cache_min_entry_size_bytes": -1,
-}
 
 COLUMNS: Columns = {
     "program": lambda row: row["program"],
@@ -115,11 +111,11 @@ def _make(trace: Callable[[], jax.stages.Traced]) -> tuple[dict[str, Any], dict[
 @contextlib.contextmanager
 def _empty_cache() -> Iterator[Path]:
     """Jax's compile cache is a new folder, and afterwards what it was."""
-    names = ("jax_compilation_cache_dir", *_SETTINGS)
+    names = ("jax_compilation_cache_dir", *EVERYTHING)
     before = {name: jax.config.values[name] for name in names}
     with tempfile.TemporaryDirectory() as folder:
         try:
-            for name, value in {"jax_compilation_cache_dir": folder, **_SETTINGS}.items():
+            for name, value in {"jax_compilation_cache_dir": folder, **EVERYTHING}.items():
                 jax.config.update(name, value)
             compilation_cache.reset_cache()
             yield Path(folder)

@@ -14,6 +14,10 @@ from minfer_jax import host
 log = logging.getLogger("minfer_jax")
 
 VARIABLE = "MINFER_COMPILE_CACHE"
+EVERYTHING = {  # settings of jax that let every program into its cache
+    "jax_persistent_cache_min_compile_time_secs": 0.0,
+    "jax_persistent_cache_min_entry_size_bytes": -1,
+}
 OFF = frozenset({"off", "0", "none"})
 
 
@@ -43,8 +47,8 @@ def enable() -> Path | None:
         log.warning("no compile cache: cannot write to %s (%s)", folder, why)
         return None
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    for name, value in EVERYTHING.items():
+        jax.config.update(name, value)
     return folder
 
 

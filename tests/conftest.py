@@ -9,7 +9,9 @@ os.environ.setdefault("MINFER_COMPILE_CACHE", "off")
 import jax
 import pytest
 
+from minfer_jax import compile_cache
 from minfer_jax.quant import native
+from tests.helpers.jax_settings import compile_cache_of
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -18,6 +20,14 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # for each instruction set of this machine.
 XLA = "xla"
 KERNELS = native.available()
+
+
+@pytest.fixture(scope="module")
+def one_compile_cache(tmp_path_factory):
+    """One compile cache for all runs of a module, in this process and in others."""
+    with pytest.MonkeyPatch.context() as patch, compile_cache_of(None):
+        patch.setenv(compile_cache.VARIABLE, str(tmp_path_factory.mktemp("compiled")))
+        yield
 
 
 def _use(name: str, monkeypatch: pytest.MonkeyPatch) -> str:

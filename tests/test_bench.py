@@ -12,9 +12,8 @@ from pathlib import Path
 
 import jax
 import pytest
-from jax.experimental.compilation_cache import compilation_cache as jax_cache
 
-from minfer_jax import bench, bench_compile, bench_memory, bench_tests, compile_cache, host
+from minfer_jax import bench, bench_compile, bench_memory, bench_tests, host
 from minfer_jax.bench_flags import parse
 from minfer_jax.bench_peer import Job, PackagePeer
 from minfer_jax.bench_process import PeerError
@@ -25,12 +24,9 @@ from minfer_jax.language_model import load
 from minfer_jax.quant import native
 from tests.helpers import tiny_models
 
+pytestmark = pytest.mark.usefixtures("one_compile_cache")
+
 COMMAND = (sys.executable, "-m", "minfer_jax.bench")
-SETTINGS = (
-    "jax_compilation_cache_dir",
-    "jax_persistent_cache_min_compile_time_secs",
-    "jax_persistent_cache_min_entry_size_bytes",
-)
 FIRST = "model size params backend threads test ts_mean ts_stddev".split()
 
 
@@ -39,20 +35,6 @@ class Ran:
     status: int
     out: str
     err: str
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compile_folder(tmp_path_factory):
-    """One compile cache for all runs here, in this process and in others."""
-    before = {name: jax.config.values[name] for name in SETTINGS}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(compile_cache.VARIABLE, str(tmp_path_factory.mktemp("compiled")))
-        jax.config.update("jax_compilation_cache_dir", None)
-        jax_cache.reset_cache()
-        yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    jax_cache.reset_cache()
 
 
 @pytest.fixture(scope="module")

@@ -10,29 +10,18 @@ import jax.numpy as jnp
 import jaxlib.version
 import numpy as np
 import pytest
-from jax.experimental.compilation_cache import compilation_cache as jax_cache
 
 from minfer_jax import compile_cache
-
-SETTINGS = (
-    "jax_compilation_cache_dir",
-    "jax_persistent_cache_min_compile_time_secs",
-    "jax_persistent_cache_min_entry_size_bytes",
-)
+from tests.helpers.jax_settings import compile_cache_of
 
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch, tmp_path):
     """jax and the environment as if nothing had been set, and put back afterwards."""
-    before = {name: jax.config.values[name] for name in SETTINGS}
-    jax.config.update("jax_compilation_cache_dir", None)
-    jax_cache.reset_cache()
-    monkeypatch.delenv(compile_cache.VARIABLE, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    jax_cache.reset_cache()
+    with compile_cache_of(None):
+        monkeypatch.delenv(compile_cache.VARIABLE, raising=False)
+        monkeypatch.setenv("HOME", str(tmp_path / "home"))
+        yield
 
 
 @pytest.fixture

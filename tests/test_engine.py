@@ -15,13 +15,14 @@ import jax.monitoring
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.compilation_cache import compilation_cache as jax_cache
 
 from minfer_jax import engine as engine_module
+from minfer_jax.compile_cache import EVERYTHING
 from minfer_jax.engine import Engine, EngineError
 from minfer_jax.model import kv_state as kv
 from tests.helpers import tiny_models
 from tests.helpers.gguf_builder import dense
+from tests.helpers.jax_settings import compile_cache_of
 
 N_CTX = 40
 PROMPT = [5, 17, 3, 80, 80, 2, 61, 9, 33, 12]
@@ -44,21 +45,8 @@ def plain_engine(model, n_ctx: int = 64) -> Engine:
 @pytest.fixture(scope="module", autouse=True)
 def _shared_compiles(tmp_path_factory):
     """A fresh engine finds in jax's cache what an engine like it has compiled before."""
-    settings = {
-        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")),
-        "jax_persistent_cache_min_compile_time_secs": 0.0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-    before = {name: jax.config.values[name] for name in settings}
-
-    def use(values: dict[str, object]) -> None:
-        for name, value in values.items():
-            jax.config.update(name, value)
-        jax_cache.reset_cache()
-
-    use(settings)
-    yield
-    use(before)
+    with compile_cache_of(str(tmp_path_factory.mktemp("compiled")), **EVERYTHING):
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -17,20 +17,16 @@ import absl.logging
 import jax
 import numpy as np
 import pytest
-from jax.experimental.compilation_cache import compilation_cache as jax_cache
 
-from minfer_jax import compile_cache, generate
+from minfer_jax import generate
 from minfer_jax.generate_flags import help_text
 from minfer_jax.language_model import LanguageModel, load
 from tests.helpers import tiny_models
 from tests.helpers.gguf_builder import dense
 
 GREEDY = ("--greedy", "-n", "24")
-JAX_SETTINGS = (
-    "jax_compilation_cache_dir",
-    "jax_persistent_cache_min_compile_time_secs",
-    "jax_persistent_cache_min_entry_size_bytes",
-)
+pytestmark = pytest.mark.usefixtures("one_compile_cache")
+
 COMMAND = (sys.executable, "-m", "minfer_jax.generate")
 RATE = r"\d+ tokens in \d+\.\d\ds \(\d+\.\d tok/s\)"
 
@@ -40,20 +36,6 @@ class Ran:
     status: int
     out: str
     err: str
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compile_folder(tmp_path_factory):
-    """One compile cache for all runs here, in this process and in others."""
-    before = {name: jax.config.values[name] for name in JAX_SETTINGS}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(compile_cache.VARIABLE, str(tmp_path_factory.mktemp("compiled")))
-        jax.config.update("jax_compilation_cache_dir", None)
-        jax_cache.reset_cache()
-        yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    jax_cache.reset_cache()
 
 
 @pytest.fixture(autouse=True)

@@ -6,12 +6,12 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.experimental.compilation_cache import compilation_cache as jax_cache
 
 from minfer_jax import program_cache
 from minfer_jax.engine import Engine
 from minfer_jax.programs import Programs
 from tests.helpers import tiny_models
+from tests.helpers.jax_settings import compile_cache_of
 
 PROMPT = [5, 17, 3, 80]
 
@@ -19,12 +19,8 @@ PROMPT = [5, 17, 3, 80]
 @pytest.fixture
 def folder(tmp_path):
     """Where programs are kept; jax's own cache is set aside for the time."""
-    before = jax.config.values["jax_compilation_cache_dir"]
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
-    jax_cache.reset_cache()
-    yield tmp_path / "programs"
-    jax.config.update("jax_compilation_cache_dir", before)
-    jax_cache.reset_cache()
+    with compile_cache_of(str(tmp_path)):
+        yield tmp_path / "programs"
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,14 @@ struct Wide {
   static constexpr int value = N;
 };
 
+// e**(score - top), and 0 for a slot that is not seen: where none is, the top is kNever itself.
+INLINE F softmax_weight(F score, float top) {
+  F weight = exp(score - splat(top));
+  UNROLL for (int p = 0; p < kParts; p++)
+    weight.part[p] = score.part[p] == kNever ? F::Native{} : weight.part[p];
+  return weight;
+}
+
 // The row that comes `kRowsAhead` after this one.
 template <class T>
 INLINE void prefetch(const T* row, int64_t h) {
@@ -65,10 +73,7 @@ void attend_span(const Attention& a, const T* k, const T* v, const float* q, int
     F total = splat(0.0f);
     for (int i = 0; i < padded; i += kLanes) {
       const F score = load(&scores[g][i]);
-      F weight = exp(score - splat(tops[g]));
-      // Where nothing is seen the top is kNever itself.
-      UNROLL for (int p = 0; p < kParts; p++)
-        weight.part[p] = score.part[p] == kNever ? F::Native{} : weight.part[p];
+      const F weight = softmax_weight(score, tops[g]);
       store(&scores[g][i], weight);
       total = total + weight;
     }

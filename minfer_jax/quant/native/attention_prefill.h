@@ -120,10 +120,7 @@ void attend_tile(const Attention& a, int64_t b, int64_t head, int64_t r0, int ro
       for (int i = 0; i < width; i += columns * kLanes) {
         F x[columns];
         UNROLL for (int c = 0; c < columns; c++) {
-          const F score = load(row + i + c * kLanes);
-          x[c] = exp(score - splat(new_top));
-          UNROLL for (int p = 0; p < kParts; p++)
-            x[c].part[p] = score.part[p] == kNever ? F::Native{} : x[c].part[p];
+          x[c] = softmax_weight(load(row + i + c * kLanes), new_top);
           total = total + x[c];
         }
         store(&weights[r][i / columns], Word::row(x));

@@ -145,7 +145,7 @@ void matmul_as(const Product& p, const uint32_t* x, const Threads& threads) {
 
 template <class Word>
 bool matmul_of(const Product& p, const Threads& threads) {
-  if (p.w.k % 32 || (p.post && p.w.n % kLanes)) return false;
+  if (!possible(p)) return false;
   uint32_t* words = scratch<2>((size_t)(p.rows * p.w.k / Word::columns));  // fresh pages cost more
   pack_rows<Word>(p, threads, words);
   const bool done = with_reader(p.w, [&](auto type) {

@@ -34,6 +34,9 @@ INLINE void put(const Product& p, int64_t m, int64_t j, F value) {
     p.y[at + i] = lane(value, (int)i) + (plus ? plus[at + i] : 0);
 }
 
+// Whether the loops over a row come out even.
+inline bool possible(const Product& p) { return p.w.k % 32 == 0 && !(p.post && p.w.n % kLanes); }
+
 // What row m of the product is taken of; k is a multiple of 16.
 inline void prepare(const Product& p, int64_t m, float* out) {
   const int64_t k = p.w.k;
@@ -190,7 +193,7 @@ void matvec_rounded(const Product& p, const float* x, const Threads& threads, De
 
 inline bool matvec(const Product& p, const Threads& threads) {
   const int64_t k = p.w.k;
-  if (k % 32 || (p.post && p.w.n % kLanes)) return false;
+  if (!possible(p)) return false;
   Buffer<float> prepared(p.prologue == Prologue::none ? 0 : p.rows * k);
   for (int64_t m = 0; m < p.rows && p.prologue != Prologue::none; m++)
     prepare(p, m, &prepared[m * k]);

@@ -92,7 +92,7 @@ struct Threads {
   }
 };
 
-// What an instruction set offers. A function is null, or returns false, where it cannot do it.
+// What an instruction set offers. A function returns false for what it cannot do.
 struct Kernels {
   const char* name;
   bool bfloat16;  // whether products of many rows can be in bfloat16
