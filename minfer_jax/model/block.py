@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -9,11 +10,12 @@ from minfer_jax.model import kv_state as kv
 from minfer_jax.model import rope
 from minfer_jax.model.attention import attend
 from minfer_jax.model.config import LayerSpec, ModelConfig
-from minfer_jax.model.layers import gated_mlp, linear, side_by_side
+from minfer_jax.model.layers import linear, side_by_side
+from minfer_jax.model.mlp import mlp
 from minfer_jax.model.params import LayerParams
 from minfer_jax.quant import native
 from minfer_jax.quant.native import calls
-from minfer_jax.quant.prologue import RmsNorm, applied
+from minfer_jax.quant.prologue import Norm, RmsNorm, applied
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +28,8 @@ class Place:
         positions: int32 [B, T] of the rows, -1 for padding.
         slots: int32 [B, T], where each row's key and value go.
         held: int32 [B, S], the position that each slot holds once they are there.
-        freq: float32 [pairs], RoPE frequencies; None for no rotation.
+        rope: index of the rotation in ModelConfig.ropes; None for none.
+        freq: float32 [pairs], its frequencies.
     """
 
     spec: LayerSpec
@@ -34,6 +37,7 @@ class Place:
     positions: Int[Array, "B T"]
     slots: Int[Array, "B T"]
     held: Int[Array, "B S"]
+    rope: int | None
     freq: Float[Array, " pairs"] | None
 
 
@@ -44,7 +48,7 @@ def store(
     v_cache: Float[Array, "L B K S H"],
     place: Place,
     cfg: ModelConfig,
-) -> tuple[Float[Array, "B T N H"], Array, Array]:
+) -> tuple[tuple[Array, Array | None], Array, Array]:
     """The first half of a block: project, and put keys and values into the cache.
 
     Args:
@@ -55,17 +59,19 @@ def store(
         cfg: the model.
 
     Returns:
-        (queries, neither normed nor rotated; k_cache; v_cache).
+        ((queries [B, T, N, H], neither normed nor rotated, and attention's gate [B, T, N H] or
+        None), k_cache, v_cache).
     """
-    q, k, v = _split_heads(side_by_side(x, p.qkv, cfg.rounding, p.attn_norm), cfg)
+    qkv, gate = _split_gate(side_by_side(x, p.qkv, cfg.rounding, p.attn_norm), p, cfg)
+    q, k, v = _split_heads(qkv, cfg)
     k = _norm_and_rotate(k, p.k_norm, place.positions, place, cfg)
     k_cache = kv.write(k_cache, k, place.layer, place.slots)
-    return q, k_cache, kv.write(v_cache, v, place.layer, place.slots)
+    return (q, gate), k_cache, kv.write(v_cache, v, place.layer, place.slots)
 
 
 def mix(
     x: Float[Array, "B T D"],
-    q: Float[Array, "B T N H"],
+    q_gate: tuple[Float[Array, "B T N H"], Float[Array, "B T NH"] | None],
     p: LayerParams,
     k_cache: Float[Array, "L B K S H"],
     v_cache: Float[Array, "L B K S H"],
@@ -73,11 +79,11 @@ def mix(
     cfg: ModelConfig,
     rows: Int[Array, "B R"] | None = None,
 ) -> Float[Array, "B R D"]:
-    """The second half: attention and the gated MLP, each added to the residual x.
+    """The second half: attention and the MLP, each added to the residual x.
 
     Args:
         x: residual stream, float32.
-        q: queries from `store`.
+        q_gate: from `store`.
         p: weights of the block.
         k_cache, v_cache: caches from `store`.
         place: which layer, which rows.
@@ -88,9 +94,12 @@ def mix(
         Residual of the chosen rows.
     """
     positions = place.positions
+    q, gate = q_gate
     if rows is not None:
         x = jnp.take_along_axis(x, rows[:, :, None], axis=1)
         q = jnp.take_along_axis(q, rows[:, :, None, None], axis=1)
+        if gate is not None:
+            gate = jnp.take_along_axis(gate, rows[:, :, None], axis=1)
         positions = jnp.take_along_axis(positions, rows, axis=1)
     q = _norm_and_rotate(q, p.q_norm, positions, place, cfg)
     if (factor := _temperature(positions, cfg)) is not None:
@@ -107,12 +116,15 @@ def mix(
         # One row is bound by memory, not arithmetic: it can have float32 for nothing.
         "float32" if q.shape[1] == 1 else cfg.rounding.many,
     )
-    return _finish(x, a, p, cfg)
+    return _finish(x, a, gate, positions, p, cfg)
 
 
-def can_step(cfg: ModelConfig, t: int) -> bool:
-    """Whether `step` can do a block: one position, and there is a kernel for its heads."""
-    return t == 1 and native.isa() is not None and calls.supports_head(cfg.head_dim)
+def can_step(p: LayerParams, cfg: ModelConfig, t: int) -> bool:
+    """Whether `step` can do a block: one position, and there is a kernel for its heads and norms."""
+    if t > 1 or native.isa() is None or not calls.supports_head(cfg.head_dim):
+        return False
+    norms = [norm for norm in (p.q_norm, p.k_norm) if norm is not None]
+    return all(isinstance(n, RmsNorm) and n.weight.shape[-1] == cfg.head_dim for n in norms)
 
 
 def step(
@@ -124,10 +136,10 @@ def step(
     cfg: ModelConfig,
 ) -> tuple[Float[Array, "B 1 D"], Array, Array]:
     """A whole block for one position, `store` and `mix` in one: (residual, k_cache, v_cache)."""
-    qkv = side_by_side(x, p.qkv, cfg.rounding, p.attn_norm)
+    qkv, gate = _split_gate(side_by_side(x, p.qkv, cfg.rounding, p.attn_norm), p, cfg)
     angles = None
-    if place.freq is not None and place.spec.rope is not None:
-        magnitude = cfg.ropes[place.spec.rope].magnitude
+    if place.freq is not None and place.rope is not None:
+        magnitude = cfg.ropes[place.rope].magnitude
         cos, sin = rope.angles(place.positions, place.freq, magnitude)
         angles = cos[:, 0], sin[:, 0]
     factor = _temperature(place.positions, cfg)
@@ -149,25 +161,28 @@ def step(
         window=_window(place, cfg),
         scale=cfg.attention_scale,
     )
-    return _finish(x, a, p, cfg), k_cache, v_cache
+    return _finish(x, a, gate, place.positions, p, cfg), k_cache, v_cache
 
 
 def _finish(
-    x: Float[Array, "B R D"], a: Float[Array, "B R N H"], p: LayerParams, cfg: ModelConfig
+    x: Float[Array, "B R D"],
+    a: Float[Array, "B R N H"],
+    gate: Float[Array, "B R NH"] | None,
+    positions: Int[Array, "B R"],
+    p: LayerParams,
+    cfg: ModelConfig,
 ) -> Float[Array, "B R D"]:
-    """What follows attention: its output projection and the gated MLP, each added to x."""
+    """What follows attention: its gate and output projection, and the MLP, each added to x."""
     a = a.reshape(*a.shape[:2], -1)
-    x = linear(a, p.attn_output, cfg.rounding, post=p.post_attn_norm, plus=x)
-    return gated_mlp(
-        x,
-        p.ffn_norm,
-        p.gate_up,
-        p.ffn_down,
-        activation=cfg.activation,
-        rounding=cfg.rounding,
-        post=p.post_ffn_norm,
-        plus=x,
-    )
+    if gate is not None:
+        a = a * jax.nn.sigmoid(gate)
+    times = cfg.residual_scale
+    y = linear(a, p.attn_output, cfg.rounding, post=p.post_attn_norm, times=times, plus=x)
+    if p.ffn_norm is None and p.attn_norm is not None:  # side by side with attention
+        source, norm = x, p.attn_norm
+    else:
+        source, norm = y, p.ffn_norm
+    return mlp(source, positions, norm, p.mlp, cfg, post=p.post_ffn_norm, plus=y)
 
 
 def _window(place: Place, cfg: ModelConfig) -> int:
@@ -183,6 +198,16 @@ def _temperature(positions: Int[Array, "B T"], cfg: ModelConfig) -> Float[Array,
     return 1.0 + temperature * jnp.log1p(steps)
 
 
+def _split_gate(
+    outputs: Float[Array, "B T width"], p: LayerParams, cfg: ModelConfig
+) -> tuple[Array, Array | None]:
+    """q | k | v, and the gate that lies behind them where attention has one."""
+    if not p.gated:
+        return outputs, None
+    width = outputs.shape[-1] - cfg.n_head * cfg.head_dim
+    return outputs[..., :width], outputs[..., width:]
+
+
 def _split_heads(qkv: Float[Array, "B T qkv"], cfg: ModelConfig) -> tuple[Array, Array, Array]:
     """q [B, T, N, H], k and v [B, T, K, H] out of their concatenation."""
     heads = qkv.reshape(*qkv.shape[:2], -1, cfg.head_dim)
@@ -192,15 +217,18 @@ def _split_heads(qkv: Float[Array, "B T qkv"], cfg: ModelConfig) -> tuple[Array,
 
 def _norm_and_rotate(
     heads: Float[Array, "B T heads H"],
-    norm: RmsNorm | None,
+    norm: Norm | None,
     positions: Int[Array, "B T"],
     place: Place,
     cfg: ModelConfig,
 ) -> Float[Array, "B T heads H"]:
-    """Per-head norm and RoPE, where the layer has them."""
-    heads = applied(heads, norm)
-    if place.freq is None or place.spec.rope is None:
+    """Norm and RoPE, where the layer has them."""
+    if norm is not None and norm.weight.shape[-1] != heads.shape[3]:  # one over all heads
+        heads = applied(heads.reshape(*heads.shape[:2], -1), norm).reshape(heads.shape)
+    else:
+        heads = applied(heads, norm)
+    if place.freq is None or place.rope is None:
         return heads
-    magnitude = cfg.ropes[place.spec.rope].magnitude
+    magnitude = cfg.ropes[place.rope].magnitude
     interleaved = cfg.rope_interleaved
     return rope.rotate(heads, positions, place.freq, interleaved=interleaved, magnitude=magnitude)

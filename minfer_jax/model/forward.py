@@ -14,6 +14,7 @@ from minfer_jax.model.kv_state import KVState
 from minfer_jax.model.layers import linear
 from minfer_jax.model.params import LayerParams, Params, pick
 from minfer_jax.quant import xla
+from minfer_jax.quant.prologue import rms_norm
 
 _Carry = tuple[Array, tuple[Array, Array], tuple[Array, Array]]  # x, keys, values
 Index = int | Array
@@ -77,18 +78,19 @@ def forward(
     ]
 
     def place(spec: LayerSpec, layer: Index) -> Place:
-        kind = kv.kind(spec)
+        kind, rope = kv.kind(spec), cfg.rope_of(spec, n_ctx)
         return Place(
             spec=spec,
             layer=jnp.asarray(layer, jnp.uint32),
             positions=positions,
             slots=slots[kind],
             held=held[kind],
-            freq=None if spec.rope is None else params.rope[spec.rope],
+            rope=rope,
+            freq=None if rope is None else params.rope[rope],
         )
 
-    def half(carry: _Carry, spec: LayerSpec, p: LayerParams, layer: Index) -> tuple[Array, _Carry]:
-        """The queries of a block, and the carry with its keys and values stored."""
+    def half(carry: _Carry, spec: LayerSpec, p: LayerParams, layer: Index) -> tuple[tuple, _Carry]:
+        """The queries (and gate) of a block, and the carry with its keys and values stored."""
         x, k, v = carry
         kind = kv.kind(spec)
         q, k_cache, v_cache = store(x, p, k[kind], v[kind], place(spec, layer), cfg)
@@ -102,7 +104,7 @@ def forward(
         rows: Int[Array, "B R"] | None = None,
     ) -> _Carry:
         """The carry after a whole block, whose cache is number `layer` of its kind."""
-        if rows is None and can_step(cfg, t) and not differentiable:
+        if rows is None and can_step(p, cfg, t) and not differentiable:
             x, k, v = carry
             kind = kv.kind(spec)
             x, *new = step(x, p, k[kind], v[kind], place(spec, layer), cfg)
@@ -113,7 +115,10 @@ def forward(
         return x, k, v
 
     x = xla.rows(params.token_embd, token_ids.reshape(-1)).reshape(*token_ids.shape, cfg.n_embd)
-    carry = (x * jnp.float32(cfg.embedding_scale), kv_state.k, kv_state.v)
+    x = x * jnp.float32(cfg.embedding_scale)
+    if cfg.embedding_norm:
+        x = rms_norm(x, jnp.ones(cfg.n_embd, jnp.float32), cfg.norm_eps)
+    carry = (x, kv_state.k, kv_state.v)
     if n_out == t:
         carry = _layers(carry, params, cfg, cfg.n_layer, run, differentiable=differentiable)
     else:
@@ -128,6 +133,8 @@ def forward(
 
     x, k, v = carry
     logits = linear(x, params.output, cfg.rounding, params.output_norm)
+    if cfg.logit_scale != 1.0:
+        logits = logits * jnp.float32(cfg.logit_scale)
     if cfg.final_softcap:
         logits = cfg.final_softcap * jnp.tanh(logits / cfg.final_softcap)
     return logits, KVState(k=k, v=v, positions=(held[0], held[1]))

@@ -57,6 +57,13 @@ class Keys:
             raise ModelError(f"{self._key(name)} is {value!r}, expected a string")
         return value
 
+    def boolean(self, name: str, default: bool = _MISSING) -> bool:
+        """True or false."""
+        value = self._single(name, default)
+        if not isinstance(value, bool):
+            raise ModelError(f"{self._key(name)} is {value!r}, expected true or false")
+        return value
+
     def array(self, name: str) -> np.ndarray | None:
         """An array of numbers or booleans, or None where the key is absent or a single value."""
         value = self._get(name, None)

@@ -5,7 +5,7 @@ from jaxtyping import Array, Float
 
 from minfer_jax.model.params import Linear
 from minfer_jax.quant.matmul import Rounding, qmatmul
-from minfer_jax.quant.prologue import Gate, Prologue, RmsNorm, applied
+from minfer_jax.quant.prologue import Norm, Prologue, applied
 
 
 def linear(
@@ -14,11 +14,12 @@ def linear(
     rounding: Rounding,
     prologue: Prologue | None = None,
     *,
-    post: RmsNorm | None = None,
+    post: Norm | None = None,
+    times: float = 1.0,
     plus: Float[Array, "... N"] | None = None,
 ) -> Float[Array, "... N"]:
-    """post(prologue(x) W^T * scale + bias) + plus, in float32; arguments as in qmatmul."""
-    if p.scale is None and p.bias is None:
+    """post(prologue(x) W^T * scale + bias) * times + plus, in float32; arguments as in qmatmul."""
+    if p.scale is None and p.bias is None and times == 1.0:
         return qmatmul(x, p.weight, rounding, prologue=prologue, post=post, plus=plus)
     y = qmatmul(x, p.weight, rounding, prologue=prologue)
     if p.scale is not None:
@@ -26,6 +27,8 @@ def linear(
     if p.bias is not None:
         y = y + _last_axis(p.bias, y.ndim)
     y = applied(y, post)
+    if times != 1.0:
+        y = y * jnp.float32(times)
     return y if plus is None else y + plus
 
 
@@ -35,24 +38,8 @@ def _last_axis(vector: Float[Array, " D"], ndim: int) -> Array:
 
 
 def side_by_side(
-    x: Float[Array, "... K"], maps: tuple[Linear, ...], rounding: Rounding, norm: RmsNorm
+    x: Float[Array, "... K"], maps: tuple[Linear, ...], rounding: Rounding, norm: Norm | None
 ) -> Float[Array, "... N"]:
     """The outputs of several maps of one x, which is normed first, concatenated."""
     outputs = [linear(x, p, rounding, norm) for p in maps]
     return outputs[0] if len(outputs) == 1 else jnp.concatenate(outputs, axis=-1)
-
-
-def gated_mlp(
-    x: Float[Array, "... D"],
-    norm: RmsNorm,
-    gate_up: tuple[Linear, ...],
-    down: Linear,
-    *,
-    activation: str,
-    rounding: Rounding,
-    post: RmsNorm | None,
-    plus: Float[Array, "... D"],
-) -> Float[Array, "... D"]:
-    """post(down(act(gate h) * (up h))) + plus, of h = norm(x) (Shazeer 2020)."""
-    both = side_by_side(x, gate_up, rounding, norm)
-    return linear(both, down, rounding, Gate(activation), post=post, plus=plus)

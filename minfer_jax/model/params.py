@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from minfer_jax.quant.prologue import RmsNorm
+from minfer_jax.quant.prologue import LayerNorm, Norm, RmsNorm
 from minfer_jax.quant.qtensor import QTensor
 
 
@@ -23,25 +23,84 @@ class Linear:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
+class ExpertLinear:
+    """A Linear for each of E experts; of L layers, the weights are one stack of L * E."""
+
+    weight: QTensor
+    n_expert: int = field(metadata={"static": True})
+    scale: Array | None = None  # [E]
+    bias: Array | None = None  # [E, N]
+
+    @property
+    def extras(self) -> dict[str, Array | None]:
+        """What is beside the weight, by name."""
+        return {"scale": self.scale, "bias": self.bias}
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class Mlp:
+    """Two maps with an activation between them.
+
+    Attributes:
+        up: to F values or, with a gate, to gate | up of 2 F: one Linear where the two are of one
+            format, else one for each.
+        down: back to D values.
+        gated: which of these it is.
+    """
+
+    up: tuple[Linear, ...]
+    down: Linear
+    gated: bool = field(metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class Experts:
+    """Many gated MLPs, of which each token uses a few.
+
+    Attributes:
+        router: [E, D], gives each expert's logit.
+        choice_bias: [E], added for the choice alone; or None.
+        up, down: as in an Mlp.
+        shared: an MLP that every token uses beside them, or None.
+        shared_gate: [D], the sigmoid of its product with x scales the shared one; or None.
+    """
+
+    router: Linear
+    choice_bias: Array | None
+    up: tuple[ExpertLinear, ...]
+    down: ExpertLinear
+    shared: Mlp | None
+    shared_gate: Array | None
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
 class LayerParams:
     """One block, or a stack of blocks of one kind: every array then has a leading axis.
 
-    Norms are of D values (H for q_norm and k_norm); None where the model has none.
+    Norms are of D values, q_norm and k_norm of a head's or of all heads'; None where the model has
+    none. Which norm stands where, `Arch` draws.
 
-    `qkv` and `gate_up` are one Linear where the maps are of one format, else several; side by side
-    their outputs are q | k | v and gate | up.
+    Attributes:
+        qkv: one Linear where the maps are of one format, else several; side by side their outputs
+            are q | k | v or, where attention has a gate, q | k | v | gate.
+        gated: whether it has.
+        sinks: [N], a logit of each head that takes part in the softmax and has no value; or None.
     """
 
-    attn_norm: RmsNorm
+    attn_norm: Norm | None
     qkv: tuple[Linear, ...]
-    q_norm: RmsNorm | None
-    k_norm: RmsNorm | None
+    q_norm: Norm | None
+    k_norm: Norm | None
+    sinks: Array | None
     attn_output: Linear
-    post_attn_norm: RmsNorm | None
-    ffn_norm: RmsNorm
-    gate_up: tuple[Linear, ...]
-    ffn_down: Linear
-    post_ffn_norm: RmsNorm | None
+    post_attn_norm: Norm | None
+    ffn_norm: Norm | None
+    mlp: Mlp | Experts
+    post_ffn_norm: Norm | None
+    gated: bool = field(metadata={"static": True})
 
 
 @jax.tree_util.register_dataclass
@@ -68,7 +127,7 @@ class Params:
 
     token_embd: QTensor
     groups: tuple[LayerParams, ...]
-    output_norm: RmsNorm
+    output_norm: Norm
     output: Linear
     rope: tuple[Array, ...]
     order: tuple[tuple[int, int], ...] = field(metadata={"static": True})
@@ -85,10 +144,19 @@ def pick(stack: LayerParams, index: int | Array) -> LayerParams:
     Packed weights and norms keep the index, for a kernel to find its row by; the rest is sliced.
     """
     index = jnp.asarray(index, jnp.uint32)
+    kept = QTensor | RmsNorm | LayerNorm | ExpertLinear
 
-    def one(leaf: Array | QTensor | RmsNorm) -> Array | QTensor | RmsNorm:
-        if isinstance(leaf, QTensor | RmsNorm):
-            return dataclasses.replace(leaf, layer=index)
+    def sliced(leaf: Array) -> Array:
         return jax.lax.dynamic_index_in_dim(leaf, index, axis=0, keepdims=False)
 
-    return jax.tree.map(one, stack, is_leaf=lambda leaf: isinstance(leaf, QTensor | RmsNorm))
+    def one(leaf: Array | QTensor | Norm | ExpertLinear) -> object:
+        if isinstance(leaf, ExpertLinear):
+            first = index * jnp.uint32(leaf.n_expert)
+            rest = {e: None if v is None else sliced(v) for e, v in leaf.extras.items()}
+            weight = dataclasses.replace(leaf.weight, layer=first)
+            return dataclasses.replace(leaf, weight=weight, **rest)
+        if isinstance(leaf, kept):
+            return dataclasses.replace(leaf, layer=index)
+        return sliced(leaf)
+
+    return jax.tree.map(one, stack, is_leaf=lambda leaf: isinstance(leaf, kept))

@@ -71,34 +71,56 @@ class Tensors:
         """A small tensor as float32."""
         return self._expand(name).reshape(self.file.tensors[name].shape)
 
-    def weights(self, names: Sequence[Sequence[str]], *, stacked: bool = True) -> QTensor:
-        """Tensors of one type: the outer sequence stacks layers, the inner one rows."""
+    def weights(
+        self, names: Sequence[Sequence[str]], *, stacked: bool = True, n_expert: int = 0
+    ) -> QTensor:
+        """Tensors of one type: the outer sequence stacks layers, the inner one rows.
+
+        Of experts, tensors [E, N, K], the stack is of L * E weights.
+        """
         flat = [name for parts in names for name in parts]
         ggml_type = self.file.tensors[flat[0]].ggml_type
         if ggml_type in FORMATS:
-            raws = [[self.file.raw(name) for name in parts] for parts in names]
+            read = self.file.raw
         else:
-            raws = [[self._expand(name).view(np.uint8) for name in parts] for parts in names]
+            read = self._expanded_bytes
             infos = [self.file.tensors[name] for name in flat]
             extra = sum(4 * math.prod(info.shape) - info.nbytes for info in infos)
             kind = GGML_TYPES[ggml_type].name
             self.expanded[kind] = self.expanded.get(kind, 0) + extra
             ggml_type = F32
-        if stacked:
-            packed = qtensor.stack_blocks(raws, ggml_type, done=self._done(flat))
-        else:
-            packed = qtensor.from_blocks(raws[0][0], ggml_type)
+        if not stacked:
+            packed = qtensor.from_blocks(read(flat[0]), ggml_type)
             self._done(flat)()
-        return packed
+            return packed
+        if not n_expert:
+            raws = [[read(name) for name in parts] for parts in names]
+            return qtensor.stack_blocks(raws, ggml_type, done=self._done(flat))
+        layers = [[read(name) for name in parts] for parts in names]
+        raws = [[whole[e] for whole in wholes] for wholes in layers for e in range(n_expert)]
+        # A tensor is done with after its last expert.
+        read_parts = [
+            name if e == n_expert - 1 else None
+            for parts in names
+            for e in range(n_expert)
+            for name in parts
+        ]
+        return qtensor.stack_blocks(raws, ggml_type, done=self._done(read_parts))
 
-    def _done(self, names: Sequence[str]) -> Callable[[], None]:
-        """To be called after each tensor was copied: gives its pages back, reports its size."""
+    def _expanded_bytes(self, name: str) -> np.ndarray:
+        shape = self.file.tensors[name].shape
+        return self._expand(name).reshape(shape).view(np.uint8)
+
+    def _done(self, names: Sequence[str | None]) -> Callable[[], None]:
+        """To be called after each part was copied, of which some end a tensor, named: gives its
+        pages back, reports its size."""
         rest = iter(names)
 
         def done() -> None:
             name = next(rest)
-            self.file.release(name)
-            self.on_bytes(self.file.tensors[name].nbytes)
+            if name is not None:
+                self.file.release(name)
+                self.on_bytes(self.file.tensors[name].nbytes)
 
         return done
 

@@ -9,9 +9,8 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from minfer_jax.quant import native, xla
-from minfer_jax.quant.formats.base import TILE
 from minfer_jax.quant.native import calls
-from minfer_jax.quant.prologue import Gate, Prologue, RmsNorm, applied
+from minfer_jax.quant.prologue import Gate, Norm, Prologue, applied
 from minfer_jax.quant.qtensor import QTensor
 
 # Up to this many rows of x, reading packed words beats unpacking the weight first.
@@ -42,7 +41,7 @@ def qmatmul(
     rounding: Rounding,
     *,
     prologue: Prologue | None = None,
-    post: RmsNorm | None = None,
+    post: Norm | None = None,
     plus: Float[Array, "... N"] | None = None,
 ) -> Float[Array, "... N"]:
     """post(prologue(x) times the transposed weight) + plus, in float32.
@@ -77,24 +76,29 @@ def _product(
     x: Float[Array, "M width"],
     w: QTensor,
     prologue: Prologue | None,
-    post: RmsNorm | None,
+    post: Norm | None,
     plus: Float[Array, "M N"] | None,
     rounding: Rounding,
 ) -> Float[Array, "M N"]:
     many = jnp.dtype(rounding.many)
     few = len(x) <= NATIVE_ROWS
-    if _has_kernel(w, post) and (few or many == jnp.float32 or native.bfloat16()):
-        return calls.product(
-            x.astype(jnp.float32),
+    x = x.astype(jnp.float32)
+    if _has_kernel(w) and (few or many == jnp.float32 or native.bfloat16()):
+        if not calls.takes(prologue):
+            x, prologue = applied(x, prologue), None
+        own_post = post is None or calls.takes_post(post, w)  # else it and the sum come after
+        out = calls.product(
+            x,
             w,
             prologue,
-            post,
-            plus,
+            post if own_post else None,
+            plus if own_post else None,
             few=few,
             rounded=few and rounding.few == "int16",
             bfloat16=not few and many == jnp.bfloat16,
         )
-    x = applied(x.astype(jnp.float32), prologue)
+        return out if own_post else _finished(out, post, plus)
+    x = applied(x, prologue)
     if len(x) <= MATVEC_ROWS:
         out = xla.matvec(x, w)
     else:
@@ -107,13 +111,11 @@ def _product(
     return _finished(out, post, plus)
 
 
-def _has_kernel(w: QTensor, post: RmsNorm | None) -> bool:
-    if native.isa() is None or not calls.supports(w):
-        return False
-    return post is None or w.shape[0] % TILE == 0
+def _has_kernel(w: QTensor) -> bool:
+    return native.isa() is not None and calls.supports(w)
 
 
-def _finished(out: Array, post: RmsNorm | None, plus: Array | None) -> Float[Array, "M N"]:
+def _finished(out: Array, post: Norm | None, plus: Array | None) -> Float[Array, "M N"]:
     out = applied(out, post)
     return out if plus is None else out + plus
 
@@ -126,7 +128,7 @@ def _product_jvp(rounding: Rounding, primals: tuple, tangents: tuple) -> tuple[A
         x: Array,
         w: QTensor,
         prologue: Prologue | None,
-        post: RmsNorm | None,
+        post: Norm | None,
         plus: Array | None,
     ) -> Array:
         weight = xla.dequantize(w, jnp.dtype(jnp.float32))

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from minfer_jax.model.config import LayerSpec, ModelConfig, ModelError
+from minfer_jax.model.config import LayerSpec, ModelConfig, ModelError, Router
 from minfer_jax.model.keys import Keys
 from minfer_jax.model.rope import RopeSpec, Yarn
 
@@ -14,16 +14,44 @@ from minfer_jax.model.rope import RopeSpec, Yarn
 class Arch:
     """One row of the table of architectures.
 
+    The norms are names of tensors of a layer, or None where the block has no norm in that place:
+
+        x = x + post_attn_norm(attention(attn_norm(x)))
+        x = x + post_ffn_norm(mlp(ffn_norm(x)))
+
+    Without an ffn_norm but with an attn_norm, the two stand side by side (Wang & Komatsuzaki 2021):
+
+        x = x + attention(attn_norm(x)) + mlp(attn_norm(x))
+
     Attributes:
         name: `general.architecture`.
         rope_interleaved: RoPE pairs are neighbours (ggml's NORM), not halves (NEOX).
-        norms: names of the layer norms beyond attn_norm and ffn_norm that the block has.
+        layer_norm: the norms are layer norms, not RMS norms.
+        attn_norm, ffn_norm, post_attn_norm, post_ffn_norm: see above.
+        post_norm_eps: epsilon of the two post norms, or None for that of all norms.
+        qk_norm: norm of queries and keys before RoPE: "head" (one weight for all heads), "heads" (a
+            weight for each), "width" (over all heads at once), or "" for none.
+        optional: norms that a file may leave out.
+        activation: of the MLP: ModelConfig.activation.
+        gated: whether the MLP has a gate.
+        gating, normalize: of a mixture of experts, see Router.
         adapt: turns the common configuration into this architecture's.
     """
 
     name: str
     rope_interleaved: bool
-    norms: frozenset[str] = frozenset()
+    layer_norm: bool = False
+    attn_norm: str | None = "attn_norm"
+    ffn_norm: str | None = "ffn_norm"
+    post_attn_norm: str | None = None
+    post_ffn_norm: str | None = None
+    post_norm_eps: float | None = None
+    qk_norm: str = ""
+    optional: frozenset[str] = frozenset()
+    activation: str = "silu"
+    gated: bool = True
+    gating: str = "softmax"
+    normalize: bool = True
     adapt: Callable[[ModelConfig, Keys], ModelConfig] = lambda cfg, keys: cfg
 
 
@@ -33,10 +61,6 @@ def read_config(arch: Arch, keys: Keys, n_vocab: int) -> ModelConfig:
     Raises:
         ModelError: a key is missing, of the wrong type, or out of range.
     """
-    if experts := keys.integer("expert_count", 0):
-        raise ModelError(
-            f"{arch.name}.expert_count is {experts}, expected 0: mixtures of experts do not run yet"
-        )
     n_embd = keys.integer("embedding_length", minimum=1)
     n_head = keys.integer("attention.head_count", minimum=1)
     n_head_kv = keys.integer("attention.head_count_kv", n_head, minimum=1)
@@ -52,9 +76,7 @@ def read_config(arch: Arch, keys: Keys, n_vocab: int) -> ModelConfig:
             f"{arch.name}.attention.value_length {value_dim} differs from key_length {head_dim}, "
             "which is not supported"
         )
-    n_layer = keys.integer("block_count", minimum=1)
-    if n_layer > 4096:
-        raise ModelError(f"{arch.name}.block_count is {n_layer}, expected at most 4096")
+    n_layer = _n_layer(keys)
     n_ctx_train = keys.integer("context_length", minimum=1)
     cfg = ModelConfig(
         arch=arch.name,
@@ -67,12 +89,65 @@ def read_config(arch: Arch, keys: Keys, n_vocab: int) -> ModelConfig:
         head_dim=head_dim,
         n_ctx_train=n_ctx_train,
         layers=(LayerSpec(),) * n_layer,
-        norm_eps=keys.number("attention.layer_norm_rms_epsilon", minimum=0.0),
+        norm_eps=keys.number(
+            "attention.layer_norm_epsilon"
+            if arch.layer_norm
+            else "attention.layer_norm_rms_epsilon",
+            minimum=0.0,
+        ),
         ropes=(_rope(keys, head_dim, n_ctx_train),),
         rope_interleaved=arch.rope_interleaved,
-        attention_scale=1.0 / math.sqrt(head_dim),
+        activation=arch.activation,
+        router=_router(arch, keys),
+        attention_scale=keys.number("attention.scale", 0.0, minimum=0.0)
+        or 1.0 / math.sqrt(head_dim),
     )
     return arch.adapt(cfg, keys)
+
+
+def _n_layer(keys: Keys) -> int:
+    """Layers that run; those after them, which predict further tokens, are left out."""
+    count = keys.integer("block_count", minimum=1)
+    if count > 4096:
+        raise ModelError(f"{keys.arch}.block_count is {count}, expected at most 4096")
+    extra = keys.integer("nextn_predict_layers", 0)
+    if extra >= count:
+        raise ModelError(
+            f"{keys.arch}.nextn_predict_layers is {extra}, expected less than block_count {count}"
+        )
+    return count - extra
+
+
+_GATING = {1: "softmax", 2: "sigmoid", 3: "softmax_weight"}  # as llama.cpp numbers them
+
+
+def _router(arch: Arch, keys: Keys) -> Router | None:
+    """The choice of experts; the file's own keys go before what the architecture is known to do."""
+    n_expert = keys.integer("expert_count", 0)
+    if not n_expert:
+        return None
+    n_used = keys.integer("expert_used_count", minimum=1)
+    if n_used > n_expert:
+        raise ModelError(
+            f"{arch.name}.expert_used_count is {n_used}, but there are {n_expert} experts"
+        )
+    if keys.integer("expert_group_count", 0) > 1:
+        raise ModelError(f"{arch.name}.expert_group_count: groups of experts are not supported")
+    number = keys.integer("expert_gating_func", 0)
+    if number and number not in _GATING:
+        raise ModelError(
+            f"{arch.name}.expert_gating_func is {number}, expected one of {sorted(_GATING)}"
+        )
+    return Router(
+        n_expert=n_expert,
+        n_used=n_used,
+        gating=_GATING.get(number, arch.gating),
+        normalize=arch.normalize,
+        scale=keys.number("expert_weights_scale", 0.0) or 1.0,
+    )
+
+
+SCALINGS = ("none", "linear", "yarn", "longrope")
 
 
 def _rope(keys: Keys, head_dim: int, n_ctx_train: int) -> RopeSpec:
@@ -87,9 +162,9 @@ def _rope(keys: Keys, head_dim: int, n_ctx_train: int) -> RopeSpec:
             f"{keys.arch}.rope.dimension_count is {dims}, expected an even number up to {head_dim}"
         )
     kind = keys.text("rope.scaling.type", "linear")
-    if kind not in ("none", "linear", "yarn"):
+    if kind not in SCALINGS:
         raise ModelError(
-            f"{keys.arch}.rope.scaling.type is {kind!r}, expected one of none, linear, yarn"
+            f"{keys.arch}.rope.scaling.type is {kind!r}, expected one of {', '.join(SCALINGS)}"
         )
     old = keys.number("rope.scale_linear", 0.0, minimum=0.0)
     factor = keys.number("rope.scaling.factor", old, minimum=0.0)
@@ -127,6 +202,47 @@ def without_rope_every(cfg: ModelConfig, step: int) -> ModelConfig:
         for i, spec in enumerate(cfg.layers)
     )
     return dataclasses.replace(cfg, layers=layers)
+
+
+def with_window(
+    cfg: ModelConfig,
+    keys: Keys,
+    *,
+    period: int,
+    window: int = 0,
+    local: RopeSpec | None,
+    full: int | None = 0,
+) -> ModelConfig:
+    """Some layers see only a window of positions, and those rotate in a way of their own.
+
+    Args:
+        cfg: the model, all of whose layers are alike.
+        keys: the file's: the window, and which layers slide (see `sliding_layers`).
+        period: of layers that slide, where the file does not say.
+        window: positions, where the file does not say; 0 for no window at all.
+        local: the rotation of sliding layers, or None for that of all.
+        full: the rotation of the other layers, or None for none.
+    """
+    window = min(keys.integer("attention.sliding_window", window), cfg.n_ctx_train)
+    if not window:
+        return cfg
+    ropes = cfg.ropes if local is None else (*cfg.ropes, local)
+    slides = LayerSpec(sliding=True, rope=len(ropes) - 1)
+    return dataclasses.replace(
+        cfg,
+        window=window,
+        ropes=ropes,
+        layers=tuple(
+            slides if sliding else LayerSpec(rope=full)
+            for sliding in sliding_layers(cfg, keys, period)
+        ),
+    )
+
+
+def local_rope(cfg: ModelConfig, keys: Keys) -> RopeSpec:
+    """The rotation of all layers, but with the base that sliding ones have."""
+    base = keys.number("rope.freq_base_swa", cfg.ropes[0].base, minimum=0.0, above=True)
+    return dataclasses.replace(cfg.ropes[0], base=base)
 
 
 def sliding_layers(cfg: ModelConfig, keys: Keys, period: int) -> tuple[bool, ...]:

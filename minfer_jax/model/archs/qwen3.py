@@ -2,4 +2,4 @@
 
 from minfer_jax.model.archs.base import Arch
 
-ARCH = Arch(name="qwen3", rope_interleaved=False, norms=frozenset({"attn_q_norm", "attn_k_norm"}))
+ARCH = Arch(name="qwen3", rope_interleaved=False, qk_norm="head")

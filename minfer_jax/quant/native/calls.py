@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from minfer_jax.quant.prologue import Gate, Prologue, RmsNorm
+from minfer_jax.quant.formats.base import TILE
+from minfer_jax.quant.prologue import Gate, Norm, Prologue, RmsNorm
 from minfer_jax.quant.qtensor import QTensor
 
 
@@ -25,11 +26,23 @@ def supports_head(h: int) -> bool:
 _GATES = {"silu": 2, "gelu": 3}
 
 
+def takes(prologue: Prologue | None) -> bool:
+    """Whether the kernels can do this on the way into a product."""
+    if isinstance(prologue, Gate):
+        return prologue.activation in _GATES
+    return prologue is None or isinstance(prologue, RmsNorm)
+
+
+def takes_post(post: Norm, w: QTensor) -> bool:
+    """Whether they can norm the product: whole tiles of outputs."""
+    return isinstance(post, RmsNorm) and w.shape[0] % TILE == 0
+
+
 def product(
     x: Float[Array, "M width"],
     w: QTensor,
     prologue: Prologue | None = None,
-    post: RmsNorm | None = None,
+    post: Norm | None = None,
     plus: Float[Array, "M N"] | None = None,
     *,
     few: bool,
@@ -41,8 +54,8 @@ def product(
     Args:
         x: float32.
         w: a weight that `supports` accepts.
-        prologue: done to x first.
-        post: done to the product; of the same eps as the prologue, where both are norms.
+        prologue: done to x first; one that `takes` accepts.
+        post: done to the product; one that `takes_post` accepts, of the same eps as the prologue, where both are norms.
         plus: added last.
         few: read the weight once, for up to 16 rows; else unpack it once, for many.
         rounded: of a few rows, what the product is taken of is rounded to 16 bits, one scale for
@@ -57,6 +70,7 @@ def product(
     elif isinstance(prologue, Gate):
         kind = _GATES[prologue.activation]
     if post is not None:
+        assert isinstance(post, RmsNorm)
         assert not isinstance(prologue, RmsNorm) or post.eps == eps
         eps = post.eps
         before += _norm(post)
