@@ -41,10 +41,11 @@ LAYERS = (
     "quant.qtensor quant.prologue",
     "quant.native",
     "quant.xla quant.native.calls",
-    "quant.matmul quant",
+    "quant.matmul",
+    "quant.experts quant",
     "pallas",
     # the model
-    "model.precision model.rope",
+    "model.precision model.rope model.moe",
     "model.config",
     "model.params model.kv_state model.keys",
     "model.layers model.attention",

@@ -18,7 +18,7 @@ log = logging.getLogger("minfer_jax")
 VARIABLE = "MINFER_CPU_ISA"
 OFF = "off"
 NAMES = ("avx512", "avx2", "neon", "portable")
-CALLS = ("minfer_product", "minfer_attention", "minfer_step")
+CALLS = ("minfer_product", "minfer_experts", "minfer_attention", "minfer_step")
 
 
 class IsaError(ValueError):

@@ -17,6 +17,11 @@ def supports(w: QTensor) -> bool:
     return w.shape[1] % 32 == 0
 
 
+def supports_gate(gate: Gate) -> bool:
+    """Whether the kernels know an activation."""
+    return gate.activation in _GATES
+
+
 def supports_head(h: int) -> bool:
     """Whether there is a kernel for attention heads of H values."""
     return h % 32 == 0
@@ -83,6 +88,39 @@ def product(
         prologue=np.int32(kind),
         eps=np.float32(eps),
         few=few,
+        rounded=rounded,
+        bfloat16=bfloat16,
+    )
+
+
+def experts(
+    x: Float[Array, "R width"],
+    w: QTensor,
+    ids: Int[Array, " P"],
+    gate: Gate | None = None,
+    *,
+    few: int,
+    rounded: bool = False,
+    bfloat16: bool = False,
+) -> Float[Array, "P N"]:
+    """Each row times the weight of its own expert, see `quant/experts.py`; summed in float32.
+
+    Args:
+        x: float32.
+        w: a stack that `supports` accepts, at the first expert.
+        ids: int32, P a multiple of R; negative for a row of zeros.
+        gate: done to x first; one that `supports_gate` accepts.
+        few: up to so many rows of an expert, its weight is read once, else it is unpacked once.
+        rounded: as for `product`, of an expert with few rows.
+        bfloat16: as for `product`, of an expert with many.
+    """
+    return _call("minfer_experts", (ids.shape[0], w.shape[0]))(
+        x,
+        ids,
+        *_planes(w, []),
+        **_format(w),
+        prologue=np.int32(0 if gate is None else _GATES[gate.activation]),
+        few=np.int64(few),
         rounded=rounded,
         bfloat16=bfloat16,
     )

@@ -1,6 +1,6 @@
 // The kernels as custom calls of XLA (its foreign function interface), on XLA's own threads.
 #include "attention_call.h"
-#include "product_call.h"
+#include "experts_call.h"
 
 // What Python calls.
 extern "C" {
@@ -27,6 +27,7 @@ __attribute__((visibility("default"))) bool minfer_bfloat16() { return minfer::c
     return minfer::handler(frame);                                                                  \
   }
 MINFER_CALL(minfer_product, kProduct)
+MINFER_CALL(minfer_experts, kExperts)
 MINFER_CALL(minfer_attention, kAttention)
 MINFER_CALL(minfer_step, kStep)
 }

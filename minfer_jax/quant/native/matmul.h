@@ -125,7 +125,7 @@ void matmul_as(const Product& p, const uint32_t* x, const Threads& threads) {
     if (count <= 0) return;
     const int here = (int)least<int64_t>(kTiles, tiles - j0);
     const int64_t width = least<int64_t>(here * kLanes, w.n - n0);  // less where lanes are beyond N
-    const bool whole = width == here * kLanes;
+    const bool whole = width == here * kLanes && !p.order;
     const int64_t deepest = least<int64_t>(kDeep, x_stride), stride = whole ? w.n : kPanel;
     uint32_t* panel = scratch<0>((size_t)deepest * here * kLanes);
     float* out = whole ? p.y + row0 * w.n + n0
@@ -139,15 +139,15 @@ void matmul_as(const Product& p, const uint32_t* x, const Threads& threads) {
                       plus || k > 0);
     }
     if (whole) return;
-    for (int64_t m = 0; m < count; m++) copy(out + m * kPanel, width, p.y + (row0 + m) * w.n + n0);
+    for (int64_t m = 0; m < count; m++) copy(out + m * kPanel, width, p.y + p.row(row0 + m) * w.n + n0);
   });
 }
 
 template <class Word>
-bool matmul_of(const Product& p, const Threads& threads) {
+bool matmul_of(const Product& p, const Threads& packing, const Threads& threads) {
   if (!possible(p)) return false;
   uint32_t* words = scratch<2>((size_t)(p.rows * p.w.k / Word::columns));  // fresh pages cost more
-  pack_rows<Word>(p, threads, words);
+  pack_rows<Word>(p, packing, words);
   const bool done = with_reader(p.w, [&](auto type) {
     matmul_as<Word, typename decltype(type)::type>(p, words, threads);
   });
@@ -155,11 +155,13 @@ bool matmul_of(const Product& p, const Threads& threads) {
   return done;
 }
 
-inline bool matmul(const Product& p, const Threads& threads) {
+inline bool matmul(const Product& p, const Threads& packing, const Threads& threads) {
 #if defined(MINFER_HAS_BF16)
-  if (p.bfloat16) return matmul_of<Bfloat16>(p, threads);
+  if (p.bfloat16) return matmul_of<Bfloat16>(p, packing, threads);
 #endif
-  return !p.bfloat16 && matmul_of<Float32>(p, threads);
+  return !p.bfloat16 && matmul_of<Float32>(p, packing, threads);
 }
+
+inline bool matmul(const Product& p, const Threads& threads) { return matmul(p, threads, threads); }
 
 }  // namespace minfer::MINFER_ISA

@@ -25,7 +25,7 @@ void over_tiles(const Weight& w, const Threads& threads, Call f) {
 // Writes a tile of the result, with what is to be added unless a norm comes before that.
 INLINE void put(const Product& p, int64_t m, int64_t j, F value) {
   const float* plus = p.post ? nullptr : p.plus;
-  const int64_t at = m * p.w.n + j * kLanes;
+  const int64_t at = p.row(m) * p.w.n + j * kLanes;
   if ((j + 1) * kLanes <= p.w.n) {
     if (plus) value = value + load(plus + at);
     return store(p.y + at, value);
@@ -39,11 +39,11 @@ inline bool possible(const Product& p) { return p.w.k % 32 == 0 && !(p.post && p
 
 // What row m of the product is taken of; k is a multiple of 16.
 inline void prepare(const Product& p, int64_t m, float* out) {
-  const int64_t k = p.w.k;
-  if (p.prologue == Prologue::none) copy(p.x + m * k, k, out);
-  if (p.prologue == Prologue::rms_norm) rms_norm(p.x + m * k, p.norm, k, p.eps, out);
-  if (p.prologue == Prologue::silu) gate(p.x + 2 * m * k, k, out, [](F a) { return silu(a); });
-  if (p.prologue == Prologue::gelu) gate(p.x + 2 * m * k, k, out, [](F a) { return gelu(a); });
+  const int64_t k = p.w.k, at = p.row_of_x(m) * k;
+  if (p.prologue == Prologue::none) copy(p.x + at, k, out);
+  if (p.prologue == Prologue::rms_norm) rms_norm(p.x + at, p.norm, k, p.eps, out);
+  if (p.prologue == Prologue::silu) gate(p.x + 2 * at, k, out, [](F a) { return silu(a); });
+  if (p.prologue == Prologue::gelu) gate(p.x + 2 * at, k, out, [](F a) { return gelu(a); });
 }
 
 // The norm of a row of the result, and what is to be added after it; n is a multiple of 16.
@@ -194,10 +194,10 @@ void matvec_rounded(const Product& p, const float* x, const Threads& threads, De
 inline bool matvec(const Product& p, const Threads& threads) {
   const int64_t k = p.w.k;
   if (!possible(p)) return false;
-  Buffer<float> prepared(p.prologue == Prologue::none ? 0 : p.rows * k);
-  for (int64_t m = 0; m < p.rows && p.prologue != Prologue::none; m++)
-    prepare(p, m, &prepared[m * k]);
-  const float* x = p.prologue == Prologue::none ? p.x : &prepared[0];
+  const bool ready = p.prologue == Prologue::none && (p.rows == 1 || !p.order);
+  Buffer<float> prepared(ready ? 0 : p.rows * k);
+  for (int64_t m = 0; m < p.rows && !ready; m++) prepare(p, m, &prepared[m * k]);
+  const float* x = ready ? p.x + p.row_of_x(0) * k : &prepared[0];
   const bool done = with_reader(p.w, [&](auto type) {
     using Reader = typename decltype(type)::type;
 #if defined(MINFER_HAS_DOT)

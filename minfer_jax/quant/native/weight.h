@@ -76,6 +76,12 @@ struct Product {
   const float* plus;  // [rows, n] or null
   const float* post;  // [n]: the product is normed, as by rms_norm, before that; or null
   float* y;
+  // Of a mixture of experts: row m of the product is order[m] of y, and of x that over `share`.
+  const int32_t* order;  // or null
+  int64_t share;
+
+  MINFER_INLINE int64_t row(int64_t m) const { return order ? order[m] : m; }
+  MINFER_INLINE int64_t row_of_x(int64_t m) const { return order ? order[m] / share : m; }
 };
 
 // The threads at hand. `run` calls f(0) .. f(tasks - 1) on them, in any order: no result may depend
@@ -98,6 +104,7 @@ struct Kernels {
   bool bfloat16;  // whether products of many rows can be in bfloat16
   bool (*matvec)(const Product&, const Threads&);  // a few rows
   bool (*matmul)(const Product&, const Threads&);  // many
+  bool (*part)(const Product&, bool few, int64_t i, int64_t of);  // of either, on this thread
   bool (*attend)(const Attention&, const Threads&);
   bool (*step)(const Step&, const Threads&);
 };

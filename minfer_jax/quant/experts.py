@@ -1,0 +1,163 @@
+"""The product of a mixture of experts: every row with the weight of its own expert.
+
+Only experts that have rows are computed, and their weights stay packed in the stack. In this file R
+is rows of x, P rows of the result, K contraction, N outputs.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from minfer_jax.quant import native, xla
+from minfer_jax.quant.matmul import NATIVE_ROWS, Rounding
+from minfer_jax.quant.native import calls
+from minfer_jax.quant.prologue import Gate, applied
+from minfer_jax.quant.qtensor import QTensor
+
+# In plain XLA:
+FEW = 8  # up to this many rows in all, the packed words are read for each of them
+BLOCK = 32  # else rows of an expert that are multiplied at a time, with its unpacked weight
+
+
+def expert_product(
+    x: Float[Array, "R width"],
+    w: QTensor,
+    experts: Int[Array, " P"],
+    rounding: Rounding,
+    *,
+    gate: Gate | None = None,
+) -> Float[Array, "P N"]:
+    """Row p is gate(x[p // (P // R)]) times the transposed weight of expert experts[p], in float32.
+
+    Args:
+        x: activations, [R, K]; [R, 2 K] before a gate. R == P, or the P // R experts that a row
+            goes to follow each other.
+        w: a stack of packed weights [N, K]; `w.layer`, data, is the first expert of the layer (0
+            where it is None).
+        experts: int32, counted from there; negative for nobody: that row is zeros and costs nothing.
+        rounding: of the factors, as in qmatmul; few and many are rows of an expert (in plain XLA:
+            rows in all).
+        gate: done to x first.
+
+    Returns:
+        float32 [P, N]. Its derivative with respect to x is that of the same in float32. It takes
+        one unpacked weight at a time, but unpacks one for each row.
+
+    Raises:
+        ValueError: the shapes do not fit, or the weight is not a stack.
+    """
+    n, k = w.shape
+    needs = k if gate is None else 2 * k
+    if x.shape[-1] != needs:
+        raise ValueError(
+            f"x has {x.shape[-1]} columns, but the weight [N={n}, K={k}] needs {needs}"
+        )
+    if len(x) == 0 or len(experts) == 0 or len(experts) % len(x):
+        raise ValueError(
+            f"{len(experts)} rows of experts for {len(x)} rows of x: expected a multiple of these"
+        )
+    if any(plane.ndim != 4 for plane in _planes(w)):
+        raise ValueError(f"the weight [N={n}, K={k}] is a single one, expected a stack of experts")
+    if gate is not None and not calls.supports_gate(gate):
+        x, gate = applied(x.astype(jnp.float32), gate), None
+    first = jnp.uint32(0) if w.layer is None else w.layer
+    return _product(x, w.at(first), experts.astype(jnp.int32), gate, rounding)
+
+
+def _planes(w: QTensor) -> list[Array]:
+    return [*w.bits] if w.dense is None else [w.dense]
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(4,))
+def _product(
+    x: Float[Array, "R width"],
+    w: QTensor,
+    experts: Int[Array, " P"],
+    gate: Gate | None,
+    rounding: Rounding,
+) -> Float[Array, "P N"]:
+    if native.isa() is not None and calls.supports(w):
+        return calls.experts(
+            x.astype(jnp.float32),
+            w,
+            experts,
+            gate,
+            few=NATIVE_ROWS,
+            rounded=rounding.few == "int16",
+            bfloat16=rounding.many == "bfloat16" and native.bfloat16(),
+        )
+    x = applied(x.astype(jnp.float32), gate)
+    order, first, count = runs(experts)
+    few = len(experts) <= FEW
+    block = 1 if few else BLOCK
+    x_sorted = jnp.pad(x[order // (len(experts) // len(x))], ((0, block), (0, 0)))
+
+    def run(r: Array, out: Float[Array, "P+block N"]) -> Float[Array, "P+block N"]:
+        own = w.at(w.layer + experts[order[first[r]]].astype(jnp.uint32))
+        many = jnp.dtype(rounding.many)
+        weight = None if few else xla.dequantize(own, many)
+
+        def rows(b: Array, out: Array) -> Array:
+            at = first[r] + b * block
+            some = lax.dynamic_slice_in_dim(x_sorted, at, block)
+            y = xla.matvec(some, own) if weight is None else _dot(some.astype(many), weight)
+            # Rows beyond the run are of other experts: their own runs come later, and overwrite.
+            return lax.dynamic_update_slice_in_dim(out, y, at, axis=0)
+
+        return lax.fori_loop(0, -((first[r] - first[r + 1]) // block), rows, out)
+
+    out = jnp.zeros((len(experts) + block, w.shape[0]), jnp.float32)
+    out = lax.fori_loop(0, count, run, out)
+    return _or_zero(experts >= 0, out[jnp.argsort(order)])
+
+
+def runs(
+    experts: Int[Array, " P"],
+) -> tuple[Int[Array, " P"], Int[Array, " P+1"], Int[Array, ""]]:
+    """Rows by expert: the loops over experts and their rows take as many turns as there are runs.
+
+    Args:
+        experts: int32, negative for nobody.
+
+    Returns:
+        (order, first, count): row numbers sorted by expert, those of nobody last; where in them the
+        run of each expert that has rows begins, and the last one ends; the number of such experts.
+    """
+    p = len(experts)
+    nobody = jnp.iinfo(jnp.int32).max
+    keys = jnp.where(experts < 0, nobody, experts)
+    order = jnp.argsort(keys, stable=True).astype(jnp.int32)
+    keys = keys[order]
+    begins = jnp.concatenate([jnp.ones(1, jnp.bool), keys[1:] != keys[:-1]]) & (keys != nobody)
+    owned = jnp.sum(keys != nobody, dtype=jnp.int32)
+    (first,) = jnp.nonzero(begins, size=p + 1, fill_value=owned)
+    return order, first.astype(jnp.int32), jnp.sum(begins, dtype=jnp.int32)
+
+
+def _dot(x: Float[Array, "M K"], w: Float[Array, "K N"]) -> Float[Array, "M N"]:
+    return lax.dot(x, w, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
+
+
+def _or_zero(keep: Bool[Array, " P"], rows: Float[Array, "P N"]) -> Float[Array, "P N"]:
+    return jnp.where(keep[:, None], rows, jnp.float32(0))
+
+
+@_product.defjvp
+def _product_jvp(rounding: Rounding, primals: tuple, tangents: tuple) -> tuple[Array, Array]:
+    """Row by row: a loop of a length that depends on data has no derivative in reverse."""
+
+    def plain(x: Array, w: QTensor, experts: Array, gate: Gate | None) -> Float[Array, "P N"]:
+        x = applied(x.astype(jnp.float32), gate)
+        x = jnp.repeat(x, len(experts) // len(x), axis=0)
+
+        @jax.checkpoint  # or reverse mode would keep every row's unpacked weight
+        def row(of: tuple[Array, Array]) -> Float[Array, " N"]:
+            own = w.at(w.layer + jnp.maximum(of[1], 0).astype(jnp.uint32))
+            return _dot(of[0][None], xla.dequantize(own, jnp.dtype(jnp.float32)))[0]
+
+        return _or_zero(experts >= 0, lax.map(row, (x, experts)))
+
+    return _product(*primals, rounding), jax.jvp(plain, primals, tangents)[1]
