@@ -9,14 +9,16 @@ import pytest
 from minfer_jax.model import kv_state as kv
 from minfer_jax.model.registry import ARCHS
 from tests.helpers import make_golden as golden
-from tests.helpers.tiny_models import DEFAULTS, load, run
+from tests.helpers.golden_cases import CASES
+from tests.helpers.tiny_models import load, run
+from tests.helpers.tiny_options import DEFAULTS
 
 # Largest error allowed, relative and squared. Measured: 2e-11 for silu; for gelu, which llama.cpp
 # looks up in a table of float16, 7e-8, and 2e-6 after the 62 layers of gemma3-27b.
-NMSE = {"silu": 1e-9, "gelu": 1e-5}
+NMSE = {"silu": 1e-9, "gelu": 1e-5, "relu2": 1e-9, "swiglu_oai": 1e-9}
 
 
-@pytest.mark.parametrize("case", golden.CASES)
+@pytest.mark.parametrize("case", CASES)
 def test_logits_are_those_of_llama_cpp(case: str, tmp_path: Path):
     data = golden.model(case)
     expected = golden.stored(case)
@@ -39,8 +41,8 @@ def test_logits_are_those_of_llama_cpp(case: str, tmp_path: Path):
 
 
 def test_cases_cover_every_architecture():
-    assert {arch for arch, _ in golden.CASES.values()} == ARCHS.keys() == DEFAULTS.keys()
+    assert {arch for arch, _ in CASES.values()} == ARCHS.keys() == DEFAULTS.keys()
 
 
 def test_every_golden_file_has_its_case():
-    assert {path.stem for path in golden.GOLDEN.glob("*.json")} == golden.CASES.keys()
+    assert {path.stem for path in golden.GOLDEN.glob("*.json")} == CASES.keys()

@@ -15,7 +15,7 @@ from minfer_jax.quant import xla
 from minfer_jax.quant.formats import FORMATS, Format
 from minfer_jax.quant.formats.base import TILE, column_places, repack, repack_bits
 from minfer_jax.quant.qtensor import QTensor, from_blocks, stack_blocks
-from tests.helpers.tiny_models import BLOCK_SCALES, random_blocks
+from tests.helpers.tiny_tensors import BLOCK_SCALES, random_blocks
 
 ALL = [pytest.param(fmt, id=fmt.name) for fmt in FORMATS.values()]
 PACKED = [pytest.param(fmt, id=fmt.name) for fmt in FORMATS.values() if fmt.widths]

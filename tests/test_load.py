@@ -17,12 +17,15 @@ from minfer_jax.model import kv_state as kv
 from minfer_jax.model import precision
 from minfer_jax.model.config import LayerSpec, ModelError
 from minfer_jax.model.load import load_model, read_model_config
-from minfer_jax.model.params import pick
+from minfer_jax.model.params import Experts, Mlp, pick
 from minfer_jax.model.registry import ARCHS
 from minfer_jax.quant import native, xla
 from minfer_jax.quant.matmul import EXACT, Rounding
+from minfer_jax.quant.prologue import RmsNorm
 from tests.helpers.gguf_builder import Tensor, dense
-from tests.helpers.tiny_models import encode, load, run, save, tiny_model
+from tests.helpers.tiny_models import load, run, save, tiny_model
+from tests.helpers.tiny_options import EXPERTS
+from tests.helpers.tiny_tensors import encode
 
 TOKENS = jnp.asarray([[(11 * i * i + 5 * i + 2) % 96 for i in range(9)]], jnp.int32)
 
@@ -125,13 +128,21 @@ KEYS: list[tuple[dict[str, Any], str]] = [
     ({"rope.dimension_count": 18}, "is 18, expected an even number up to 16"),
     ({"rope.freq_base": 0.0}, "llama.rope.freq_base is 0.0, expected a number above 0"),
     ({"rope.freq_base": float("inf")}, "llama.rope.freq_base is inf, expected a number above 0"),
-    ({"rope.scaling.type": "longrope"}, "'longrope', expected one of none, linear, yarn"),
+    ({"rope.scaling.type": "su"}, "'su', expected one of none, linear, yarn, longrope"),
     ({"rope.scaling.type": 1}, "llama.rope.scaling.type is 1, expected a string"),
     ({"rope.scaling.factor": -4.0}, "llama.rope.scaling.factor is -4.0, expected a number >= 0"),
+    ({"expert_count": 4}, "no key llama.expert_used_count"),
+    ({"expert_count": 4, "expert_used_count": 0}, "expert_used_count is 0, expected a whole"),
     (
-        {"expert_count": 4},
-        "llama.expert_count is 4, expected 0: mixtures of experts do not run yet",
+        {"expert_count": 4, "expert_used_count": 5},
+        "llama.expert_used_count is 5, but there are 4 experts",
     ),
+    (
+        {"expert_count": 4, "expert_used_count": 2, "expert_group_count": 2},
+        "llama.expert_group_count: groups of experts are not supported",
+    ),
+    ({"nextn_predict_layers": 3}, "nextn_predict_layers is 3, expected less than block_count 3"),
+    ({"attention.scale": -1.0}, "llama.attention.scale is -1.0, expected a number >= 0"),
     (
         {"rope.scaling.type": "yarn", "rope.scaling.yarn_beta_fast": 0.0},
         "yarn_beta_fast is 0.0, expected a number above 0",
@@ -236,9 +247,10 @@ def test_a_layer_out_of_its_stack(tmp_path: Path):
     for i in range(3):
         group, index = params.order[i]
         layer = pick(params.groups[group], index)
+        assert isinstance(layer.attn_norm, RmsNorm) and isinstance(layer.mlp, Mlp)
         norm = file.raw(f"blk.{i}.attn_norm.weight").view(np.float32)
         np.testing.assert_array_equal(np.asarray(layer.attn_norm.own()), norm)
-        down = xla.dequantize(layer.ffn_down.weight, jnp.dtype("float32"))
+        down = xla.dequantize(layer.mlp.down.weight, jnp.dtype("float32"))
         expected = file.raw(f"blk.{i}.ffn_down.weight").view(np.float32).T
         np.testing.assert_allclose(np.asarray(down), expected, atol=1e-3)
 
@@ -316,7 +328,51 @@ def test_extras_of_some_layers_make_groups(tmp_path: Path):
     _, params = load(tmp_path, tiny_model("llama", tensors=bias))
     assert params.order == ((0, 0), (1, 0), (0, 1))
     # Up has a bias and gate has none, so they are two products there.
-    assert [len(group.gate_up) for group in params.groups] == [1, 2]
+    assert [len(group.mlp.up) for group in params.groups] == [1, 2]
+
+
+def test_experts_with_what_is_wrong_said(tmp_path: Path):
+    wrong: dict[str, Tensor | None] = {
+        "blk.0.ffn_up_exps.weight": dense(np.zeros((5, 96, 64), np.float32)),
+        "blk.1.ffn_down_exps.weight": None,
+        "blk.2.ffn_gate_exps.bias": dense(np.zeros((6, 64), np.float32)),
+    }
+    message = refusal(tmp_path, tiny_model("llama", **EXPERTS, tensors=wrong))
+    for part in (
+        "blk.0.ffn_up_exps.weight has shape [5, 96, 64], expected [6, 96, 64]",
+        "blk.1.ffn_down_exps.weight is missing",
+        "blk.2.ffn_gate_exps.bias has shape [6, 64], expected [6, 96]",
+    ):
+        assert part in message
+    message = refusal(tmp_path, tiny_model("llama", **EXPERTS, keys={"expert_count": 0}))
+    assert "ffn_gate_inp.weight is there, but no key llama.expert_count above 0" in message
+
+
+def test_an_mlp_without_its_gate_is_refused_where_there_must_be_one(tmp_path: Path):
+    missing: dict[str, Any] = {"tensors": {"blk.1.ffn_gate.weight": None}}
+    assert "blk.1.ffn_gate.weight is missing" in refusal(tmp_path, tiny_model("llama", **missing))
+
+
+@pytest.mark.parametrize("weight_type", ["Q8_0", "Q4_K"])
+def test_experts_stay_packed_and_apart(tmp_path: Path, weight_type: str):
+    sizes: list[int] = []
+    options: dict[str, Any] = {"width": 256, "n_ff": 256, "weight_type": weight_type}
+    file = save(tmp_path, tiny_model("llama", **EXPERTS, **options))
+    cfg, params = load_model(file, precision="highest", on_bytes=sizes.append)
+    matrices = [t.nbytes for t in file.tensors.values() if len(t.shape) > 1]
+    assert sorted(sizes) == sorted(matrices)
+    assert cfg.router is not None and cfg.router.n_expert == 6
+    for i in range(3):
+        layer = pick(params.groups[0], i)
+        assert isinstance(layer.mlp, Experts)
+        down = layer.mlp.down.weight
+        name = f"blk.{i}.ffn_down_exps.weight"
+        kind = gguf.GGMLQuantizationType(file.tensors[name].ggml_type)
+        for e in range(6):
+            assert down.layer is not None
+            found = xla.dequantize(down.at(down.layer + jnp.uint32(e)), jnp.dtype("float32"))
+            expected = gguf.quants.dequantize(file.raw(name)[e], kind)
+            np.testing.assert_array_equal(np.asarray(found).T, expected)
 
 
 def test_a_type_without_packed_form_is_expanded(tmp_path: Path, caplog: pytest.LogCaptureFixture):

@@ -120,7 +120,7 @@ def mix(
 
 
 def can_step(p: LayerParams, cfg: ModelConfig, t: int) -> bool:
-    """Whether `step` can do a block: one position, and there is a kernel for its heads and norms."""
+    """Whether `step` can do a block: one position, heads and norms that the kernel knows."""
     if t > 1 or native.isa() is None or not calls.supports_head(cfg.head_dim):
         return False
     norms = [norm for norm in (p.q_norm, p.k_norm) if norm is not None]

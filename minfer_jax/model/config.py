@@ -58,8 +58,8 @@ class ModelConfig:
         norm_eps: epsilon of the norms.
         ropes: the rotations that LayerSpec.rope picks from.
         rope_interleaved: RoPE pairs are (2i, 2i + 1); otherwise (i, i + dims / 2).
-        long_rope: (n_ctx, i): where the context is longer than n_ctx tokens, rotation i stands in for
-            rotation 0; or None.
+        long_rope: (n_ctx, i): where the context is longer than n_ctx tokens, rotation i stands in
+            for rotation 0; or None.
         activation: of the MLP, a key of GATES or ACTIVATIONS in quant/prologue.py.
         router: of layers with experts, or None.
         embedding_scale: factor on the token embeddings.

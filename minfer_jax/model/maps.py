@@ -1,4 +1,4 @@
-"""Linear maps out of a file: tensors `NAME.weight`, and `NAME.scale` and `NAME.bias` beside them."""
+"""Linear maps out of a file: `NAME.weight`, and `NAME.scale` and `NAME.bias` beside it."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -155,7 +155,7 @@ def pick(stack: LayerParams, index: int | Array) -> LayerParams:
             rest = {e: None if v is None else sliced(v) for e, v in leaf.extras.items()}
             weight = dataclasses.replace(leaf.weight, layer=first)
             return dataclasses.replace(leaf, weight=weight, **rest)
-        if isinstance(leaf, kept):
+        if isinstance(leaf, QTensor | RmsNorm | LayerNorm):
             return dataclasses.replace(leaf, layer=index)
         return sliced(leaf)
 

@@ -37,7 +37,7 @@ def expert_product(
             goes to follow each other.
         w: a stack of packed weights [N, K]; `w.layer`, data, is the first expert of the layer (0
             where it is None).
-        experts: int32, counted from there; negative for nobody: that row is zeros and costs nothing.
+        experts: int32, counted from there; negative for nobody: a row of zeros that costs nothing.
         rounding: of the factors, as in qmatmul; few and many are rows of an expert (in plain XLA:
             rows in all).
         gate: done to x first.
@@ -90,6 +90,7 @@ def _product(
             bfloat16=rounding.many == "bfloat16" and native.bfloat16(),
         )
     x = applied(x.astype(jnp.float32), gate)
+    assert w.layer is not None
     order, first, count = runs(experts)
     few = len(experts) <= FEW
     block = 1 if few else BLOCK
@@ -152,10 +153,12 @@ def _product_jvp(rounding: Rounding, primals: tuple, tangents: tuple) -> tuple[A
     def plain(x: Array, w: QTensor, experts: Array, gate: Gate | None) -> Float[Array, "P N"]:
         x = applied(x.astype(jnp.float32), gate)
         x = jnp.repeat(x, len(experts) // len(x), axis=0)
+        layer = w.layer
+        assert layer is not None
 
         @jax.checkpoint  # or reverse mode would keep every row's unpacked weight
         def row(of: tuple[Array, Array]) -> Float[Array, " N"]:
-            own = w.at(w.layer + jnp.maximum(of[1], 0).astype(jnp.uint32))
+            own = w.at(layer + jnp.maximum(of[1], 0).astype(jnp.uint32))
             return _dot(of[0][None], xla.dequantize(own, jnp.dtype(jnp.float32)))[0]
 
         return _or_zero(experts >= 0, lax.map(row, (x, experts)))

@@ -5,118 +5,27 @@
     data = tiny_model("llama", keys={"rope.scaling.type": "linear", "rope.scaling.factor": 4.0})
     data = tiny_text_model()                                      # with tokenizer and chat template
 
-A tensor's values depend on the seed and its name alone, so that models which differ in one option
-share all other weights; and on nothing that numpy might change: PCG64's raw output is part of its
-promise, and the rest is exact arithmetic.
+Models which differ in one option share all other weights (see `tiny_tensors.py`).
 """
 
-import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import gguf
 import jax
 import numpy as np
 
 from minfer_jax.bpe import BYTE_CHARACTERS
 from minfer_jax.gguf import GGUFFile, open_gguf
-from minfer_jax.gguf_types import GGML_TYPES
 from minfer_jax.model.config import ModelConfig
 from minfer_jax.model.forward import forward
 from minfer_jax.model.load import load_model
 from minfer_jax.model.params import Params
 from minfer_jax.model.registry import ARCHS
 from minfer_jax.vocab import CONTROL, NORMAL
-from tests.helpers.gguf_builder import Tensor, build_gguf, dense
+from tests.helpers.gguf_builder import build_gguf
+from tests.helpers.tiny_options import DEFAULTS, Options
+from tests.helpers.tiny_tensors import tensors
 from tests.helpers.vocabs import tiny_bpe
-
-QKV = ("attn_q", "attn_k", "attn_v")
-MAPS = (*QKV, "attn_output", "ffn_gate", "ffn_up", "ffn_down")
-
-# What makes a tiny model of an architecture more than llama's block.
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "gemma3": {
-        "n_layer": 4,
-        "head_dim": 24,
-        "n_head_kv": 1,
-        "tied": True,
-        "keys": {
-            "rope.freq_base": 1e6,
-            "attention.sliding_window": 8,
-            "attention.sliding_window_pattern": [True, True, False, True],
-        },
-    },
-    "llama": {},
-    "mistral3": {
-        "keys": {"attention.temperature_scale": 0.5, "rope.scaling.original_context_length": 8}
-    },
-    "qwen2": {"tied": True, "biases": QKV},
-    "qwen3": {"head_dim": 32, "n_head_kv": 4},
-    "smollm3": {"n_layer": 5, "tied": True},  # the fourth does not rotate
-}
-
-# Where the float16 scales of a block lie, and what to make them, so that random blocks give weights
-# around zero: weight = d q + m, or d scale q - dmin minimum. (Layouts: ggml-common.h.)
-BLOCK_SCALES: dict[str, dict[int, float]] = {
-    "Q4_0": {0: 1.0},
-    "Q4_1": {0: 1.0, 2: -7.5},
-    "Q5_0": {0: 1.0},
-    "Q5_1": {0: 1.0, 2: -15.5},
-    "Q8_0": {0: 1.0},
-    "Q2_K": {80: 1.0, 82: 1.5},
-    "Q3_K": {108: 1.0},
-    "Q4_K": {0: 1.0, 2: 7.5},
-    "Q5_K": {0: 1.0, 2: 15.5},
-    "Q6_K": {208: 1.0},
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """What a tiny model is made of.
-
-    Attributes:
-        arch: `general.architecture`.
-        seed: of all weights.
-        weight_type: ggml's name of the type of all matrices; vectors are float32.
-        tied: the output is the embedding.
-        fused_qkv: one tensor (and bias, and scale) for q, k and v.
-        biases, scales: names of MAPS, or "output", that have one.
-        rope_factors: there is a `rope_freqs.weight`.
-        keys: metadata under the architecture's prefix; None takes a key out.
-        metadata: metadata under full names, likewise.
-        types: ggml's type of single matrices, by name without ".weight".
-        tensors: tensors to put in place of others, or None to leave one out.
-    """
-
-    arch: str
-    seed: int = 0
-    weight_type: str = "F32"
-    n_layer: int = 3
-    width: int = 64
-    n_head: int = 4
-    n_head_kv: int = 2
-    head_dim: int = 0  # width / n_head
-    n_ff: int = 96
-    n_vocab: int = 96
-    n_ctx: int = 256
-    tied: bool = False
-    fused_qkv: bool = False
-    biases: tuple[str, ...] = ()
-    scales: tuple[str, ...] = ()
-    rope_factors: bool = False
-    keys: Mapping[str, Any] = field(default_factory=dict)
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    types: Mapping[str, str] = field(default_factory=dict)
-    tensors: Mapping[str, Tensor | None] = field(default_factory=dict)
-
-    @property
-    def heads(self) -> tuple[int, int]:
-        """Width of all queries, and of all keys."""
-        head_dim = self.head_dim or self.width // self.n_head
-        return self.n_head * head_dim, self.n_head_kv * head_dim
 
 
 def tiny_model(arch: str, *, seed: int = 0, weight_type: str = "F32", **overrides: Any) -> bytes:
@@ -132,8 +41,8 @@ def tiny_model(arch: str, *, seed: int = 0, weight_type: str = "F32", **override
     chosen = DEFAULTS[arch] | overrides
     chosen["keys"] = {**DEFAULTS[arch].get("keys", {}), **overrides.get("keys", {})}
     o = Options(arch=arch, seed=seed, weight_type=weight_type, **chosen)
-    tensors = {**_tensors(o), **o.tensors}
-    return build_gguf(_metadata(o), {n: t for n, t in tensors.items() if t is not None})
+    found = {**tensors(o), **o.tensors}
+    return build_gguf(_metadata(o), {n: t for n, t in found.items() if t is not None})
 
 
 CHAT_TEMPLATE = (
@@ -183,42 +92,6 @@ def load(folder: Path, data: bytes, precision: str = "highest") -> tuple[ModelCo
 run = jax.jit(forward, static_argnames=("cfg", "n_out", "differentiable"))
 
 
-def random_blocks(
-    kind: str, shape: tuple[int, int], rng: np.random.Generator, std: float = 1.0
-) -> np.ndarray:
-    """Random blocks of a quantised type, with finite scales.
-
-    Args:
-        kind: a key of BLOCK_SCALES.
-        shape: of the weight.
-        rng: source of the blocks.
-        std: standard deviation of the weights, roughly.
-
-    Returns:
-        uint8 [rows, bytes a row], as in a file.
-    """
-    ggml_type = gguf.GGMLQuantizationType[kind]
-    block, size = GGML_TYPES[ggml_type].block_size, GGML_TYPES[ggml_type].block_bytes
-    n = shape[0] * shape[1] // block
-    blocks = np.frombuffer(rng.bytes(n * size), np.uint8).reshape(n, size).copy()
-
-    def put(scale: np.ndarray) -> None:
-        for at, factor in BLOCK_SCALES[kind].items():
-            values = (scale * factor).astype(np.float16)
-            blocks[:, at : at + 2] = values[:, None].view(np.uint8)
-
-    put(np.full(n, 1.0))
-    unit = gguf.quants.dequantize(blocks, ggml_type).std()
-    put(std / unit * rng.uniform(0.8, 1.2, n))
-    return blocks.reshape(shape[0], -1)
-
-
-def encode(values: np.ndarray, kind: str) -> Tensor:
-    """A matrix as a tensor of a type that gguf-py can quantise to."""
-    ggml_type = gguf.GGMLQuantizationType[kind]
-    return int(ggml_type), values.shape, gguf.quants.quantize(values, ggml_type).tobytes()
-
-
 def _metadata(o: Options) -> dict[str, Any]:
     q, _ = o.heads
     keys = {
@@ -230,11 +103,14 @@ def _metadata(o: Options) -> dict[str, Any]:
         "attention.head_count_kv": o.n_head_kv,
         "attention.key_length": q // o.n_head,
         "attention.value_length": q // o.n_head,
-        "attention.layer_norm_rms_epsilon": 1e-5,
+        f"attention.layer_norm_{'' if ARCHS[o.arch].layer_norm else 'rms_'}epsilon": 1e-5,
         "rope.dimension_count": q // o.n_head,
         "rope.freq_base": 10000.0,
         "vocab_size": o.n_vocab,
     }
+    if o.n_expert:
+        keys |= {"expert_count": o.n_expert, "expert_used_count": o.n_expert_used}
+        keys |= {"expert_feed_forward_length": o.n_ff}
     metadata = {
         "general.architecture": o.arch,
         "general.name": f"tiny {o.arch}",
@@ -243,82 +119,3 @@ def _metadata(o: Options) -> dict[str, Any]:
         **o.metadata,
     }
     return {key: value for key, value in metadata.items() if value is not None}
-
-
-def _tensors(o: Options) -> dict[str, Tensor]:
-    q, kv = o.heads
-    shapes = {
-        **dict(zip(QKV, [(q, o.width), (kv, o.width), (kv, o.width)], strict=True)),
-        "attn_output": (o.width, q),
-        "ffn_gate": (o.n_ff, o.width),
-        "ffn_up": (o.n_ff, o.width),
-        "ffn_down": (o.width, o.n_ff),
-    }
-    out = {"token_embd.weight": _matrix(o, "token_embd", (o.n_vocab, o.width), 0.3)}
-    out["output_norm.weight"] = dense(_vector(o, "output_norm.weight", o.width, 1.0))
-    if not o.tied:
-        _add_map(out, o, "output", (o.n_vocab, o.width), own="output")
-    elif "output" in o.biases:
-        out["output.bias"] = dense(_vector(o, "output.bias", o.n_vocab, 0.0))
-    if o.rope_factors:
-        factors = _uniform(o.seed, "rope_freqs.weight", (q // o.n_head // 2,))
-        out["rope_freqs.weight"] = dense(2.5 + factors)
-    for i in range(o.n_layer):
-        prefix = f"blk.{i}."
-        for norm in ("attn_norm", "ffn_norm", *sorted(ARCHS[o.arch].norms)):
-            n = q // o.n_head if norm in ("attn_q_norm", "attn_k_norm") else o.width
-            name = f"{prefix}{norm}.weight"
-            out[name] = dense(_vector(o, name, n, 1.0))
-        for name, shape in shapes.items():
-            _add_map(out, o, prefix + name, shape, own=name)
-        if o.fused_qkv:
-            for end in ("weight", "bias"):
-                parts = [out.pop(f"{prefix}{name}.{end}", None) for name in QKV]
-                if parts[0] is not None:
-                    out[f"{prefix}attn_qkv.{end}"] = _side_by_side(parts)
-    return out
-
-
-def _add_map(
-    out: dict[str, Tensor], o: Options, name: str, shape: tuple[int, int], *, own: str
-) -> None:
-    """Add a matrix, and its bias and scale where they are wanted for maps of its `own` name."""
-    # Queries and keys are large, so that attention has preferences.
-    gain = 2.0 if own in ("attn_q", "attn_k", "output") else 1.0
-    out[f"{name}.weight"] = _matrix(o, name, shape, gain / np.sqrt(shape[1]))
-    if own in o.biases:
-        out[f"{name}.bias"] = dense(_vector(o, f"{name}.bias", shape[0], 0.0))
-    if own in o.scales:
-        out[f"{name}.scale"] = dense(_vector(o, f"{name}.scale", 1, 1.25))
-
-
-def _side_by_side(parts: list[Tensor | None]) -> Tensor:
-    present = [part for part in parts if part is not None]
-    kind, shape, _ = present[0]
-    n = sum(part[1][0] for part in present)
-    return kind, (n, *shape[1:]), b"".join(part[2] for part in present)
-
-
-def _matrix(o: Options, name: str, shape: tuple[int, int], std: float) -> Tensor:
-    kind = o.types.get(name, o.weight_type)
-    try:
-        return encode(_uniform(o.seed, f"{name}.weight", shape) * np.float32(std), kind)
-    except NotImplementedError:  # gguf-py only reads this type
-        rng = np.random.Generator(_bits(o.seed, f"{name}.weight"))
-        blocks = random_blocks(kind, shape, rng, std)
-        return int(gguf.GGMLQuantizationType[kind]), shape, blocks.tobytes()
-
-
-def _vector(o: Options, name: str, n: int, mean: float) -> np.ndarray:
-    return np.float32(mean) + np.float32(0.2) * _uniform(o.seed, name, (n,))
-
-
-def _uniform(seed: int, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Float32, uniform with mean 0 and variance 1."""
-    raw = _bits(seed, name).random_raw(int(np.prod(shape)))
-    unit = (raw >> np.uint64(11)).astype(np.float64) * 2.0**-53
-    return ((2.0 * unit - 1.0) * np.sqrt(3.0)).astype(np.float32).reshape(shape)
-
-
-def _bits(seed: int, name: str) -> np.random.PCG64:
-    return np.random.PCG64([seed, zlib.crc32(name.encode())])

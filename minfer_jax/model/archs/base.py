@@ -1,6 +1,5 @@
-"""What an architecture is, and the reading of the keys that all of them share."""
+"""What an architecture is, and the reading of the keys that all of them have."""
 
-import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -118,11 +117,8 @@ def _n_layer(keys: Keys) -> int:
     return count - extra
 
 
-_GATING = {1: "softmax", 2: "sigmoid", 3: "softmax_weight"}  # as llama.cpp numbers them
-
-
 def _router(arch: Arch, keys: Keys) -> Router | None:
-    """The choice of experts; the file's own keys go before what the architecture is known to do."""
+    """The choice of experts. Its kind is the architecture's: llama.cpp reads no key for these."""
     n_expert = keys.integer("expert_count", 0)
     if not n_expert:
         return None
@@ -133,18 +129,7 @@ def _router(arch: Arch, keys: Keys) -> Router | None:
         )
     if keys.integer("expert_group_count", 0) > 1:
         raise ModelError(f"{arch.name}.expert_group_count: groups of experts are not supported")
-    number = keys.integer("expert_gating_func", 0)
-    if number and number not in _GATING:
-        raise ModelError(
-            f"{arch.name}.expert_gating_func is {number}, expected one of {sorted(_GATING)}"
-        )
-    return Router(
-        n_expert=n_expert,
-        n_used=n_used,
-        gating=_GATING.get(number, arch.gating),
-        normalize=arch.normalize,
-        scale=keys.number("expert_weights_scale", 0.0) or 1.0,
-    )
+    return Router(n_expert=n_expert, n_used=n_used, gating=arch.gating, normalize=arch.normalize)
 
 
 SCALINGS = ("none", "linear", "yarn", "longrope")
@@ -193,71 +178,3 @@ def _rope(keys: Keys, head_dim: int, n_ctx_train: int) -> RopeSpec:
 def original_context(keys: Keys, n_ctx_train: int) -> int:
     """The context that the model had before it was stretched; 0 in the file means n_ctx_train."""
     return min(keys.integer("rope.scaling.original_context_length", 0), 2**31 - 1) or n_ctx_train
-
-
-def without_rope_every(cfg: ModelConfig, step: int) -> ModelConfig:
-    """Every step-th layer does not rotate (NoPE)."""
-    layers = tuple(
-        dataclasses.replace(spec, rope=None) if (i + 1) % step == 0 else spec
-        for i, spec in enumerate(cfg.layers)
-    )
-    return dataclasses.replace(cfg, layers=layers)
-
-
-def with_window(
-    cfg: ModelConfig,
-    keys: Keys,
-    *,
-    period: int,
-    window: int = 0,
-    local: RopeSpec | None,
-    full: int | None = 0,
-) -> ModelConfig:
-    """Some layers see only a window of positions, and those rotate in a way of their own.
-
-    Args:
-        cfg: the model, all of whose layers are alike.
-        keys: the file's: the window, and which layers slide (see `sliding_layers`).
-        period: of layers that slide, where the file does not say.
-        window: positions, where the file does not say; 0 for no window at all.
-        local: the rotation of sliding layers, or None for that of all.
-        full: the rotation of the other layers, or None for none.
-    """
-    window = min(keys.integer("attention.sliding_window", window), cfg.n_ctx_train)
-    if not window:
-        return cfg
-    ropes = cfg.ropes if local is None else (*cfg.ropes, local)
-    slides = LayerSpec(sliding=True, rope=len(ropes) - 1)
-    return dataclasses.replace(
-        cfg,
-        window=window,
-        ropes=ropes,
-        layers=tuple(
-            slides if sliding else LayerSpec(rope=full)
-            for sliding in sliding_layers(cfg, keys, period)
-        ),
-    )
-
-
-def local_rope(cfg: ModelConfig, keys: Keys) -> RopeSpec:
-    """The rotation of all layers, but with the base that sliding ones have."""
-    base = keys.number("rope.freq_base_swa", cfg.ropes[0].base, minimum=0.0, above=True)
-    return dataclasses.replace(cfg.ropes[0], base=base)
-
-
-def sliding_layers(cfg: ModelConfig, keys: Keys, period: int) -> tuple[bool, ...]:
-    """Which layers slide: the file's own list, or all but every period-th.
-
-    `attention.sliding_window_pattern` holds either one flag a layer, or a period that replaces the
-    default.
-    """
-    pattern = keys.array("attention.sliding_window_pattern")
-    if pattern is not None:
-        if len(pattern) < cfg.n_layer:
-            raise ModelError(
-                f"{keys.arch}.attention.sliding_window_pattern has {len(pattern)} entries, "
-                f"expected {cfg.n_layer}, one a layer"
-            )
-        return tuple(bool(flag) for flag in pattern[: cfg.n_layer])
-    period = keys.integer("attention.sliding_window_pattern", period)
-    return tuple(period == 0 or i % period < period - 1 for i in range(cfg.n_layer))

@@ -1,6 +1,7 @@
 """exaone4: norms after the sub-layers alone; in the large model the full layers do not rotate."""
 
-from minfer_jax.model.archs.base import Arch, with_window
+from minfer_jax.model.archs.base import Arch
+from minfer_jax.model.archs.common import with_window
 from minfer_jax.model.config import ModelConfig
 from minfer_jax.model.keys import Keys
 

@@ -3,7 +3,8 @@
 import dataclasses
 import math
 
-from minfer_jax.model.archs.base import Arch, with_window
+from minfer_jax.model.archs.base import Arch
+from minfer_jax.model.archs.common import with_window
 from minfer_jax.model.config import ModelConfig
 from minfer_jax.model.keys import Keys
 from minfer_jax.model.rope import RopeSpec

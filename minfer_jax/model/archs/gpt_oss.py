@@ -1,6 +1,7 @@
 """gpt-oss: experts with biases, attention sinks, every other layer slides."""
 
-from minfer_jax.model.archs.base import Arch, local_rope, with_window
+from minfer_jax.model.archs.base import Arch
+from minfer_jax.model.archs.common import local_rope, with_window
 from minfer_jax.model.config import ModelConfig
 from minfer_jax.model.keys import Keys
 

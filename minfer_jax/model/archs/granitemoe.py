@@ -1,6 +1,6 @@
 """granitemoe: granite with experts."""
 
-from minfer_jax.model.archs import granite
 from minfer_jax.model.archs.base import Arch
+from minfer_jax.model.archs.common import with_multipliers
 
-ARCH = Arch(name="granitemoe", rope_interleaved=True, adapt=granite.adapt)
+ARCH = Arch(name="granitemoe", rope_interleaved=True, adapt=with_multipliers)

@@ -34,7 +34,7 @@ _GATES = {"silu": 2, "gelu": 3}
 def takes(prologue: Prologue | None) -> bool:
     """Whether the kernels can do this on the way into a product."""
     if isinstance(prologue, Gate):
-        return prologue.activation in _GATES
+        return supports_gate(prologue)
     return prologue is None or isinstance(prologue, RmsNorm)
 
 
@@ -60,7 +60,8 @@ def product(
         x: float32.
         w: a weight that `supports` accepts.
         prologue: done to x first; one that `takes` accepts.
-        post: done to the product; one that `takes_post` accepts, of the same eps as the prologue, where both are norms.
+        post: done to the product; one that `takes_post` accepts, and of the same eps as the
+            prologue, where both are norms.
         plus: added last.
         few: read the weight once, for up to 16 rows; else unpack it once, for many.
         rounded: of a few rows, what the product is taken of is rounded to 16 bits, one scale for

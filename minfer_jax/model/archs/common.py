@@ -1,0 +1,97 @@
+"""What several architectures do to the common configuration."""
+
+import dataclasses
+
+from minfer_jax.model.config import LayerSpec, ModelConfig, ModelError
+from minfer_jax.model.keys import Keys
+from minfer_jax.model.rope import RopeSpec
+
+
+def with_multipliers(cfg: ModelConfig, keys: Keys) -> ModelConfig:
+    """Granite's multipliers, beside that of attention, which is common to all.
+
+    No RoPE where the file says so.
+    """
+    cfg = dataclasses.replace(
+        cfg,
+        embedding_scale=keys.number("embedding_scale", 0.0) or 1.0,
+        residual_scale=keys.number("residual_scale", 0.0) or 1.0,
+        logit_scale=1.0 / keys.number("logit_scale", minimum=0.0, above=True),
+    )
+    if keys.boolean("rope.scaling.finetuned", True):
+        return cfg
+    layers = tuple(dataclasses.replace(spec, rope=None) for spec in cfg.layers)
+    return dataclasses.replace(cfg, layers=layers)
+
+
+def with_scaled_logits(cfg: ModelConfig, keys: Keys) -> ModelConfig:
+    """Command-R's factor on the logits."""
+    return dataclasses.replace(cfg, logit_scale=keys.number("logit_scale", 0.0) or 1.0)
+
+
+def without_rope_every(cfg: ModelConfig, step: int) -> ModelConfig:
+    """Every step-th layer does not rotate (NoPE)."""
+    layers = tuple(
+        dataclasses.replace(spec, rope=None) if (i + 1) % step == 0 else spec
+        for i, spec in enumerate(cfg.layers)
+    )
+    return dataclasses.replace(cfg, layers=layers)
+
+
+def with_window(
+    cfg: ModelConfig,
+    keys: Keys,
+    *,
+    period: int,
+    window: int = 0,
+    local: RopeSpec | None,
+    full: int | None = 0,
+) -> ModelConfig:
+    """Some layers see only a window of positions, and those rotate in a way of their own.
+
+    Args:
+        cfg: the model, all of whose layers are alike.
+        keys: the file's: the window, and which layers slide (see `sliding_layers`).
+        period: of layers that slide, where the file does not say.
+        window: positions, where the file does not say; 0 for no window at all.
+        local: the rotation of sliding layers, or None for that of all.
+        full: the rotation of the other layers, or None for none.
+    """
+    window = min(keys.integer("attention.sliding_window", window), cfg.n_ctx_train)
+    if not window:
+        return cfg
+    ropes = cfg.ropes if local is None else (*cfg.ropes, local)
+    slides = LayerSpec(sliding=True, rope=len(ropes) - 1)
+    return dataclasses.replace(
+        cfg,
+        window=window,
+        ropes=ropes,
+        layers=tuple(
+            slides if sliding else LayerSpec(rope=full)
+            for sliding in sliding_layers(cfg, keys, period)
+        ),
+    )
+
+
+def local_rope(cfg: ModelConfig, keys: Keys) -> RopeSpec:
+    """The rotation of all layers, but with the base that sliding ones have."""
+    base = keys.number("rope.freq_base_swa", cfg.ropes[0].base, minimum=0.0, above=True)
+    return dataclasses.replace(cfg.ropes[0], base=base)
+
+
+def sliding_layers(cfg: ModelConfig, keys: Keys, period: int) -> tuple[bool, ...]:
+    """Which layers slide: the file's own list, or all but every period-th.
+
+    `attention.sliding_window_pattern` holds either one flag a layer, or a period that replaces the
+    default.
+    """
+    pattern = keys.array("attention.sliding_window_pattern")
+    if pattern is not None:
+        if len(pattern) < cfg.n_layer:
+            raise ModelError(
+                f"{keys.arch}.attention.sliding_window_pattern has {len(pattern)} entries, "
+                f"expected {cfg.n_layer}, one a layer"
+            )
+        return tuple(bool(flag) for flag in pattern[: cfg.n_layer])
+    period = keys.integer("attention.sliding_window_pattern", period)
+    return tuple(period == 0 or i % period < period - 1 for i in range(cfg.n_layer))
