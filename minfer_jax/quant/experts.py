@@ -90,14 +90,15 @@ def _product(
             bfloat16=rounding.many == "bfloat16" and native.bfloat16(),
         )
     x = applied(x.astype(jnp.float32), gate)
-    assert w.layer is not None
+    layer = w.layer
+    assert layer is not None
     order, first, count = runs(experts)
     few = len(experts) <= FEW
     block = 1 if few else BLOCK
     x_sorted = jnp.pad(x[order // (len(experts) // len(x))], ((0, block), (0, 0)))
 
     def run(r: Array, out: Float[Array, "P+block N"]) -> Float[Array, "P+block N"]:
-        own = w.at(w.layer + experts[order[first[r]]].astype(jnp.uint32))
+        own = w.at(layer + experts[order[first[r]]].astype(jnp.uint32))
         many = jnp.dtype(rounding.many)
         weight = None if few else xla.dequantize(own, many)
 
