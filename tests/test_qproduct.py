@@ -13,7 +13,7 @@ from minfer_jax.quant.formats import FORMATS, Format
 from minfer_jax.quant.matmul import EXACT, MATVEC_ROWS, NATIVE_ROWS, Rounding, qmatmul
 from minfer_jax.quant.prologue import Gate, Prologue, RmsNorm, applied
 from minfer_jax.quant.qtensor import QTensor, from_blocks, stack_blocks
-from tests.helpers.tiny_models import BLOCK_SCALES
+from tests.helpers.random_blocks import BLOCK_SCALES
 from tests.test_formats import ALL, PACKED, blocks_of, reference
 
 F32 = jnp.dtype("float32")
