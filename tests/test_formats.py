@@ -13,13 +13,20 @@ from hypothesis import strategies as st
 from minfer_jax.gguf_types import GGML_TYPES
 from minfer_jax.quant import xla
 from minfer_jax.quant.formats import FORMATS, Format
-from minfer_jax.quant.formats.base import TILE, column_places, repack, repack_bits
+from minfer_jax.quant.formats.base import (
+    TILE,
+    column_places,
+    pack,
+    repack,
+    repack_bits,
+    repack_signs,
+)
+from minfer_jax.quant.formats.grids import signs_of
 from minfer_jax.quant.qtensor import QTensor, from_blocks, stack_blocks
 from tests.helpers.random_blocks import (
     BLOCK_SCALES,
     OTHER_SCALES,
     dequantized,
-    put_scales,
     random_blocks,
 )
 
@@ -96,6 +103,48 @@ def test_values_with_scales_of_any_size_and_sign(fmt: Format):
     raw = raw.reshape(5, -1)
     w = from_blocks(raw, fmt.ggml_type)
     assert_same_bits(dequantize(w, jnp.dtype("float32")), reference(raw, fmt).T)
+
+
+# What llama.cpp b11434's dequantize_row_q1_0 and dequantize_row_q2_0 give for a block, over its
+# scale of 0.375: gguf-py cannot read these types.
+GOLDEN = {
+    "Q1_0": (
+        "0036b8abeeab14cef599cc052535d5cec0ad",
+        {"-": -1, "+": 1},
+        "---+++-+++-+-+-+-+++-+++++-+-+-+--+-+----+++--+++-+-+++++--++--+"
+        "--++--+++-+-----+-+--+--+-+-++--+-+-+-++-+++--++------+++-++-+-+",
+    ),
+    "Q2_0": (
+        "0036ec83760457a17c472a49ed10c2fa0a67",
+        {"-": -1, "0": 0, "+": 1, "2": 2},
+        "-2+22--++020-0--20000-++-22020-0+++-0+-002+2--0-+--2++22++--20+0",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_values_that_gguf_py_does_not_know(name: str):
+    block, values, expected = GOLDEN[name]
+    fmt = next(fmt for fmt in FORMATS.values() if fmt.name == name)
+    raw = np.frombuffer(bytes.fromhex(block), np.uint8)[None]
+    wanted = 0.375 * np.array([[values[c] for c in expected]], np.float32)
+    np.testing.assert_array_equal(reference(raw, fmt), wanted)
+    found = dequantize(from_blocks(raw, fmt.ggml_type), jnp.dtype("float32"))
+    np.testing.assert_array_equal(np.asarray(found).T, wanted)
+
+
+def test_scales_of_eight_bits():
+    # Of MXFP4's the two that float32 has as subnormals only are zero: so XLA takes them anyway.
+    raw = np.random.default_rng(0).integers(0, 256, (253, 17), np.uint8)
+    raw[:, 0] = np.arange(253)
+    found = dequantize(from_blocks(raw, 39), jnp.dtype("float32"))
+    assert not np.asarray(found)[:, :2].any()
+    assert_same_bits(found[:, 2:], reference(raw[2:], FORMATS[39]).T)
+    # Of NVFP4's all, also those with the bit that has no meaning, and the one that is no number.
+    raw = np.random.default_rng(0).integers(0, 256, (64, 36), np.uint8)
+    raw[:, :4] = np.arange(256).reshape(64, 4)
+    found = dequantize(from_blocks(raw, 40), jnp.dtype("float32"))
+    assert_same_bits(found, reference(raw, FORMATS[40]).astype(np.float32).T)
 
 
 @pytest.mark.parametrize("ggml_type", [2, 3, 6, 7, 8, 34, 35, 39])  # what gguf-py can quantise to
@@ -267,3 +316,29 @@ def test_repack_of_bits_in_natural_order(raw: bytes):
     packed = np.frombuffer(raw, np.uint8).reshape(2, 1, 4)
     natural = np.unpackbits(packed, axis=-1, bitorder="little")
     np.testing.assert_array_equal(columns(repack_bits(packed), 1), natural)
+
+
+@settings(deadline=None)
+@given(width=st.sampled_from([1, 2, 4]), units=st.integers(1, 3), data=st.data())
+def test_pack_is_where_the_columns_are_looked_for(width: int, units: int, data: st.DataObject):
+    n = 32 * units
+    q = np.frombuffer(data.draw(st.binary(min_size=2 * n, max_size=2 * n)), np.uint8)
+    q = (q & np.uint8(2**width - 1)).reshape(2, 1, n)
+    found = pack(q, width)
+    assert (found.dtype, found.shape) == (np.uint32, (2, 1, units * width))
+    np.testing.assert_array_equal(columns(found, width), q)
+
+
+@given(st.binary(min_size=8, max_size=8))
+def test_signs_lie_as_drawn(raw: bytes):
+    packed = np.frombuffer(raw, np.uint8).reshape(1, 2, 4)
+    (words,) = repack_signs(packed)
+    for c, sign in enumerate(np.unpackbits(packed[0], axis=-1, bitorder="little").T):
+        g, h, b = c // 8, c // 4 % 2, c % 4
+        np.testing.assert_array_equal(words[:, 0] >> (8 * b + 4 * h + g) & 1, sign)
+
+
+def test_eight_signs_are_even():
+    every = signs_of(np.arange(128, dtype=np.uint16))
+    assert [int(s).bit_count() % 2 for s in every] == [0] * 128
+    np.testing.assert_array_equal(every & 127, np.arange(128))

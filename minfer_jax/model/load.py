@@ -105,7 +105,7 @@ def _load_params(t: Tensors, cfg: ModelConfig, arch: Arch) -> Params:
     head = token_embd if tied else t.weights([["output.weight"]], stacked=False)
     extras = {e: jnp.asarray(t.vector(f"output.{e}")) for e in EXTRAS if t.has(f"output.{e}")}
     factors = t.vector("rope_freqs.weight") if t.has("rope_freqs.weight") else None
-    params = Params(
+    return Params(
         token_embd=token_embd,
         groups=tuple(_load_group(t, layers, arch, cfg) for layers in groups),
         output_norm=RmsNorm(weight=jnp.asarray(t.vector("output_norm.weight")), eps=cfg.norm_eps),
@@ -113,13 +113,6 @@ def _load_params(t: Tensors, cfg: ModelConfig, arch: Arch) -> Params:
         rope=tuple(jnp.asarray(rope.frequencies(spec, factors)) for spec in cfg.ropes),
         order=_order(groups),
     )
-    for kind, extra in t.expanded.items():
-        log.warning(
-            "%s has no packed form yet: kept as float32, %.0f MB more than in the file",
-            kind,
-            extra / 1e6,
-        )
-    return params
 
 
 def _check_layer(t: Tensors, prefix: str, cfg: ModelConfig, arch: Arch) -> None:

@@ -1,19 +1,16 @@
 """Hands out the tensors of a file by name, packed for the device, and keeps account of them."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import ModuleType
 
+import jax.numpy as jnp
 import numpy as np
 
 from minfer_jax.gguf import GGUFFile, TensorInfo
 from minfer_jax.gguf_types import GGML_TYPES
-from minfer_jax.quant import qtensor
+from minfer_jax.quant import qtensor, xla
 from minfer_jax.quant.formats import FORMATS
 from minfer_jax.quant.qtensor import QTensor
-
-F32 = 0
 
 
 @dataclass
@@ -25,7 +22,6 @@ class Tensors:
         on_bytes: called with the size of each weight once it is read.
         problems: what `check` found wrong.
         used: names that were checked.
-        expanded: by type without a packed form, bytes of memory beyond those of the file.
         by_layer: the tensors of each block by prefix, such as "blk.0.".
     """
 
@@ -33,7 +29,6 @@ class Tensors:
     on_bytes: Callable[[int], None]
     problems: list[str] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
-    expanded: dict[str, int] = field(default_factory=dict)
     by_layer: dict[str, list[tuple[str, TensorInfo]]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -54,10 +49,10 @@ class Tensors:
             self.problems.append(f"{name} is missing")
         elif info.shape != shape:
             self.problems.append(f"{name} has shape {list(info.shape)}, expected {list(shape)}")
-        elif info.ggml_type not in FORMATS and not _can_expand(info.ggml_type):
+        elif info.ggml_type not in FORMATS:
             kind = GGML_TYPES[info.ggml_type].name
             known = ", ".join(sorted(f.name for f in FORMATS.values()))
-            self.problems.append(f"{name} has type {kind}, which cannot be read; packed: {known}")
+            self.problems.append(f"{name} has type {kind}, which cannot be read; expected {known}")
 
     def kind(self, name: str) -> tuple[int, bool, bool]:
         """What maps that share a stack have in common: their type, and which extras they have."""
@@ -69,21 +64,22 @@ class Tensors:
 
     def vector(self, name: str) -> np.ndarray:
         """A small tensor as float32."""
-        return self._expand(name).reshape(self.file.tensors[name].shape)
+        raw, info = self.file.raw(name), self.file.tensors[name]
+        fmt = FORMATS[info.ggml_type]
+        if fmt.widths:  # converters leave these as plain floats, but nothing forbids it
+            weight = qtensor.from_blocks(raw.reshape(-1, raw.shape[-1]), info.ggml_type)
+            values = np.asarray(xla.dequantize(weight, jnp.dtype(jnp.float32))).T
+        else:
+            planes = fmt.unpack(raw.reshape(1, -1, fmt.block_bytes))
+            assert planes.dense is not None
+            values = planes.dense.astype(np.float32)
+        return np.ascontiguousarray(values).reshape(info.shape)
 
     def weights(self, names: Sequence[Sequence[str]], *, stacked: bool = True) -> QTensor:
         """Tensors of one type: the outer sequence stacks layers, the inner one rows."""
         flat = [name for parts in names for name in parts]
         ggml_type = self.file.tensors[flat[0]].ggml_type
-        if ggml_type in FORMATS:
-            raws = [[self.file.raw(name) for name in parts] for parts in names]
-        else:
-            raws = [[self._expand(name).view(np.uint8) for name in parts] for parts in names]
-            infos = [self.file.tensors[name] for name in flat]
-            extra = sum(4 * math.prod(info.shape) - info.nbytes for info in infos)
-            kind = GGML_TYPES[ggml_type].name
-            self.expanded[kind] = self.expanded.get(kind, 0) + extra
-            ggml_type = F32
+        raws = [[self.file.raw(name) for name in parts] for parts in names]
         if stacked:
             packed = qtensor.stack_blocks(raws, ggml_type, done=self._done(flat))
         else:
@@ -101,27 +97,3 @@ class Tensors:
             self.on_bytes(self.file.tensors[name].nbytes)
 
         return done
-
-    def _expand(self, name: str) -> np.ndarray:
-        """A tensor as float32, rows as they lie in the file."""
-        raw, ggml_type = self.file.raw(name), self.file.tensors[name].ggml_type
-        if ggml_type == F32:
-            return raw.view(np.float32)
-        gguf_py = _gguf_py()
-        values = gguf_py.quants.dequantize(raw, gguf_py.GGMLQuantizationType(ggml_type))
-        return np.ascontiguousarray(values, np.float32)
-
-
-def _can_expand(ggml_type: int) -> bool:
-    """Whether gguf-py can decode a type."""
-    gguf_py = _gguf_py()
-    return ggml_type in gguf_py.GGMLQuantizationType.__members__.values() and (
-        gguf_py.GGMLQuantizationType(ggml_type) in gguf_py.quants._type_traits
-    )
-
-
-def _gguf_py() -> ModuleType:
-    """Imported when first needed: most models never need it, and it takes 0.07 s."""
-    import gguf
-
-    return gguf

@@ -80,7 +80,7 @@ def random_blocks(
 def dequantized(raw: np.ndarray, kind: str) -> np.ndarray:
     """Float32 [rows, K] of uint8 [rows, bytes a row], as gguf-py has it.
 
-    Two types it does not know. Those are written out, and checked against llama.cpp in test_formats.
+    Two types it does not know. They are written out, and checked against llama.cpp in test_formats.
     """
     if kind not in ("Q1_0", "Q2_0"):
         return gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[kind])

@@ -57,6 +57,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "smollm3": {"n_layer": 5, "tied": True},  # the fourth does not rotate
 }
 
+
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """What a tiny model is made of.

@@ -237,7 +237,7 @@ def pack(q: np.ndarray, width: int) -> np.ndarray:
 
 
 def nibbles(raw: np.ndarray) -> np.ndarray:
-    """uint8 [rows, blocks, n] -> [rows, blocks, 2 n]: the low nibble of each byte, then the high."""
+    """uint8 [rows, blocks, n] -> [rows, blocks, 2 n]: of each byte low, then high."""
     pairs = np.stack((raw & np.uint8(15), raw >> np.uint8(4)), axis=-1)
     return pairs.reshape(*raw.shape[:2], -1)
 

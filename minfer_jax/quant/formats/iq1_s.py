@@ -2,7 +2,8 @@
 
 block, 50 bytes:
 
-    [d f16][32 bytes: low 8 bits of indices][8 x u16: 4 x 3 high bits, 3 bits of scale, delta's sign]
+    [d f16][32 bytes: low 8 bits of indices]
+    [8 x u16: 4 x 3 high bits of indices, 3 bits of scale, delta's sign]
 
 weight = d (2 scale + 1) * (-1, 0 or 1, +- 1/8)
 """

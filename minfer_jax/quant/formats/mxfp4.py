@@ -13,7 +13,6 @@ from minfer_jax.quant.formats import codebooks
 from minfer_jax.quant.formats.base import Format, HostPlanes, as_words
 
 
-
 def unpack(blocks: np.ndarray) -> HostPlanes:
     """uint8 [rows, blocks, 17] -> planes."""
     exponent = np.maximum(blocks[..., :1], 1) - np.uint8(1)
