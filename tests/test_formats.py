@@ -13,20 +13,44 @@ from hypothesis import strategies as st
 from minfer_jax.gguf_types import GGML_TYPES
 from minfer_jax.quant import xla
 from minfer_jax.quant.formats import FORMATS, Format
-from minfer_jax.quant.formats.base import TILE, column_places, repack, repack_bits
+from minfer_jax.quant.formats.base import (
+    TILE,
+    column_places,
+    pack,
+    repack,
+    repack_bits,
+    repack_signs,
+)
+from minfer_jax.quant.formats.grids import signs_of
 from minfer_jax.quant.qtensor import QTensor, from_blocks, stack_blocks
-from tests.helpers.tiny_tensors import BLOCK_SCALES, random_blocks
+from tests.helpers.random_blocks import (
+    BLOCK_SCALES,
+    OTHER_SCALES,
+    dequantized,
+    random_blocks,
+)
 
 ALL = [pytest.param(fmt, id=fmt.name) for fmt in FORMATS.values()]
+HALVES = [pytest.param(fmt, id=fmt.name) for fmt in FORMATS.values() if fmt.name in BLOCK_SCALES]
 PACKED = [pytest.param(fmt, id=fmt.name) for fmt in FORMATS.values() if fmt.widths]
 
-# Bytes of the planes over bytes in the file. K-quants' 6-bit scales take a byte each here, and
-# Q2_K's 4-bit ones too.
+# Bytes of the planes over bytes in the file. Scales of fewer bits take a byte each here; TQ1_0's
+# base 3 becomes 2 bits, the 7 bits of IQ2_XXS's, IQ2_XS's and IQ3_XXS's signs 8, the indices of
+# IQ3_S the 4 bits a weight that they stand for.
 RATIOS = {
     "Q2_K": 100 / 84,
     "Q3_K": 114 / 110,
     "Q4_K": 148 / 144,
     "Q5_K": 180 / 176,
+    "TQ1_0": 66 / 54,
+    "IQ1_S": 58 / 50,
+    "IQ1_M": 66 / 56,
+    "IQ2_XXS": 74 / 66,
+    "IQ2_XS": 90 / 74,
+    "IQ2_S": 90 / 82,
+    "IQ3_XXS": 106 / 98,
+    "IQ3_S": 138 / 110,
+    "IQ4_XS": 138 / 136,
 }
 
 dequantize = partial(jax.jit, static_argnums=1)(xla.dequantize)
@@ -44,7 +68,7 @@ def blocks_of(fmt: Format, n: int, k: int, seed: int = 0) -> np.ndarray:
 
 def reference(raw: np.ndarray, fmt: Format) -> np.ndarray:
     """[N, K] as gguf-py has it."""
-    return gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[fmt.name])
+    return dequantized(raw, fmt.name)
 
 
 def assert_same_bits(found: jax.Array, expected: np.ndarray) -> None:
@@ -68,7 +92,7 @@ def test_values_are_those_of_gguf_py(fmt: Format):
         assert_same_bits(dequantize(w, jnp.dtype("float32")), reference(raw, fmt).T)
 
 
-@pytest.mark.parametrize("fmt", PACKED)
+@pytest.mark.parametrize("fmt", HALVES)
 def test_values_with_scales_of_any_size_and_sign(fmt: Format):
     rng = np.random.default_rng(1)
     raw = blocks_of(fmt, 5, 512).reshape(-1, fmt.block_bytes).copy()
@@ -81,7 +105,49 @@ def test_values_with_scales_of_any_size_and_sign(fmt: Format):
     assert_same_bits(dequantize(w, jnp.dtype("float32")), reference(raw, fmt).T)
 
 
-@pytest.mark.parametrize("ggml_type", [2, 3, 6, 7, 8])  # those that gguf-py can quantise to
+# What llama.cpp b11434's dequantize_row_q1_0 and dequantize_row_q2_0 give for a block, over its
+# scale of 0.375: gguf-py cannot read these types.
+GOLDEN = {
+    "Q1_0": (
+        "0036b8abeeab14cef599cc052535d5cec0ad",
+        {"-": -1, "+": 1},
+        "---+++-+++-+-+-+-+++-+++++-+-+-+--+-+----+++--+++-+-+++++--++--+"
+        "--++--+++-+-----+-+--+--+-+-++--+-+-+-++-+++--++------+++-++-+-+",
+    ),
+    "Q2_0": (
+        "0036ec83760457a17c472a49ed10c2fa0a67",
+        {"-": -1, "0": 0, "+": 1, "2": 2},
+        "-2+22--++020-0--20000-++-22020-0+++-0+-002+2--0-+--2++22++--20+0",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_values_that_gguf_py_does_not_know(name: str):
+    block, values, expected = GOLDEN[name]
+    fmt = next(fmt for fmt in FORMATS.values() if fmt.name == name)
+    raw = np.frombuffer(bytes.fromhex(block), np.uint8)[None]
+    wanted = 0.375 * np.array([[values[c] for c in expected]], np.float32)
+    np.testing.assert_array_equal(reference(raw, fmt), wanted)
+    found = dequantize(from_blocks(raw, fmt.ggml_type), jnp.dtype("float32"))
+    np.testing.assert_array_equal(np.asarray(found).T, wanted)
+
+
+def test_scales_of_eight_bits():
+    # Of MXFP4's the two that float32 has as subnormals only are zero: so XLA takes them anyway.
+    raw = np.random.default_rng(0).integers(0, 256, (253, 17), np.uint8)
+    raw[:, 0] = np.arange(253)
+    found = dequantize(from_blocks(raw, 39), jnp.dtype("float32"))
+    assert not np.asarray(found)[:, :2].any()
+    assert_same_bits(found[:, 2:], reference(raw[2:], FORMATS[39]).T)
+    # Of NVFP4's all, also those with the bit that has no meaning, and the one that is no number.
+    raw = np.random.default_rng(0).integers(0, 256, (64, 36), np.uint8)
+    raw[:, :4] = np.arange(256).reshape(64, 4)
+    found = dequantize(from_blocks(raw, 40), jnp.dtype("float32"))
+    assert_same_bits(found, reference(raw, FORMATS[40]).astype(np.float32).T)
+
+
+@pytest.mark.parametrize("ggml_type", [2, 3, 6, 7, 8, 34, 35, 39])  # what gguf-py can quantise to
 def test_values_of_quantised_data(ggml_type: int):
     fmt = FORMATS[ggml_type]
     data = np.random.default_rng(2).standard_normal((9, 256)).astype(np.float32)
@@ -154,14 +220,17 @@ def test_planes_are_as_documented(fmt: Format, stacked: bool):
     for plane, width in zip(w.bits, fmt.widths, strict=True):
         check(plane, k * width // 32, "uint32")
     assert fmt.super_block % fmt.group == fmt.block % fmt.super_block == 0
-    check(w.scale, k // fmt.super_block, "float16")
-    for fine, coarse in ((w.sub, w.scale), (w.sublow, w.low)):
-        if fmt.super_block > fmt.group and coarse is not None:
-            check(fine, k // fmt.group, "int8")
-        else:
-            assert fine is None
+    check(w.scale, k // fmt.super_block, "uint8" if fmt.byte_scale else "float16")
+    if w.sub is not None:
+        check(w.sub, k // fmt.group, "int8")
     if w.low is not None:
         check(w.low, k // fmt.super_block, "float16")
+    assert (w.sublow is not None) == (w.sub is not None and w.low is not None)
+    if w.sublow is not None:
+        check(w.sublow, k // fmt.group, "int8")
+    assert (w.high is not None) == (fmt.grid is not None and fmt.grid.high > 0)
+    if w.high is not None:
+        check(w.high, k // 32, "uint8", "uint16")
 
 
 @pytest.mark.parametrize("fmt", ALL)
@@ -169,7 +238,7 @@ def test_planes_are_about_as_large_as_the_file(fmt: Format):
     raw = blocks_of(fmt, TILE, 512)
     ratio = sum(a.nbytes for a in jax.tree.leaves(from_blocks(raw, fmt.ggml_type))) / raw.nbytes
     assert ratio == pytest.approx(RATIOS.get(fmt.name, 1.0))
-    assert ratio <= 1.05 or fmt.name == "Q2_K"
+    assert ratio < 1.26
 
 
 def test_the_table_agrees_with_the_types_of_the_file():
@@ -181,7 +250,11 @@ def test_the_table_agrees_with_the_types_of_the_file():
             kind.block_size,
             kind.block_bytes,
         )
-    assert {fmt.name for fmt in FORMATS.values() if fmt.widths} == BLOCK_SCALES.keys()
+    packed = {fmt.name for fmt in FORMATS.values() if fmt.widths}
+    assert packed == {*BLOCK_SCALES, *OTHER_SCALES}
+    # Of what may stand in a file only whole numbers are not here, and what activations become.
+    left = {kind.name for kind in GGML_TYPES.values()} - {fmt.name for fmt in FORMATS.values()}
+    assert left == {"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"}
 
 
 def test_a_weight_is_hashable_structure_and_arrays():
@@ -243,3 +316,29 @@ def test_repack_of_bits_in_natural_order(raw: bytes):
     packed = np.frombuffer(raw, np.uint8).reshape(2, 1, 4)
     natural = np.unpackbits(packed, axis=-1, bitorder="little")
     np.testing.assert_array_equal(columns(repack_bits(packed), 1), natural)
+
+
+@settings(deadline=None)
+@given(width=st.sampled_from([1, 2, 4]), units=st.integers(1, 3), data=st.data())
+def test_pack_is_where_the_columns_are_looked_for(width: int, units: int, data: st.DataObject):
+    n = 32 * units
+    q = np.frombuffer(data.draw(st.binary(min_size=2 * n, max_size=2 * n)), np.uint8)
+    q = (q & np.uint8(2**width - 1)).reshape(2, 1, n)
+    found = pack(q, width)
+    assert (found.dtype, found.shape) == (np.uint32, (2, 1, units * width))
+    np.testing.assert_array_equal(columns(found, width), q)
+
+
+@given(st.binary(min_size=8, max_size=8))
+def test_signs_lie_as_drawn(raw: bytes):
+    packed = np.frombuffer(raw, np.uint8).reshape(1, 2, 4)
+    (words,) = repack_signs(packed)
+    for c, sign in enumerate(np.unpackbits(packed[0], axis=-1, bitorder="little").T):
+        g, h, b = c // 8, c // 4 % 2, c % 4
+        np.testing.assert_array_equal(words[:, 0] >> (8 * b + 4 * h + g) & 1, sign)
+
+
+def test_eight_signs_are_even():
+    every = signs_of(np.arange(128, dtype=np.uint16))
+    assert [int(s).bit_count() % 2 for s in every] == [0] * 128
+    np.testing.assert_array_equal(every & 127, np.arange(128))

@@ -35,7 +35,7 @@ LAYERS = (
     "stop_strings",
     "prompt",
     # weights and their product
-    "quant.formats.base",
+    "quant.formats.base quant.formats.codebooks quant.formats.grids",
     "quant.formats.*",
     "quant.formats",
     "quant.qtensor quant.prologue",

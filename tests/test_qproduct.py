@@ -13,7 +13,7 @@ from minfer_jax.quant.formats import FORMATS, Format
 from minfer_jax.quant.matmul import EXACT, MATVEC_ROWS, NATIVE_ROWS, Rounding, qmatmul
 from minfer_jax.quant.prologue import Gate, Prologue, RmsNorm, applied
 from minfer_jax.quant.qtensor import QTensor, from_blocks, stack_blocks
-from tests.helpers.tiny_tensors import BLOCK_SCALES
+from tests.helpers.random_blocks import BLOCK_SCALES
 from tests.test_formats import ALL, PACKED, blocks_of, reference
 
 F32 = jnp.dtype("float32")
@@ -154,7 +154,7 @@ def test_activations_far_from_zero(implementation: str, fmt: Format):
         assert np.all(off <= bound * (np.abs(x) @ np.abs(exact).T))
 
 
-@pytest.mark.parametrize("ggml_type", [3, 6, 8, 11, 12, 14])
+@pytest.mark.parametrize("ggml_type", [3, 6, 8, 11, 12, 14, 16, 19, 20, 35, 41])
 def test_scales_of_any_size_and_sign(implementation: str, ggml_type: int):
     fmt = FORMATS[ggml_type]
     raw = blocks_of(fmt, 20, 512).reshape(-1, fmt.block_bytes).copy()
@@ -272,7 +272,19 @@ def test_wrong_width_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("ggml_type", "rows"), [(1, 1), (8, 1), (10, 1), (13, 1), (0, MANY), (6, MANY), (14, MANY)]
+    ("ggml_type", "rows"),
+    [
+        (1, 1),
+        (8, 1),
+        (10, 1),
+        (13, 1),
+        (17, 1),
+        (40, 1),
+        (0, MANY),
+        (6, MANY),
+        (14, MANY),
+        (29, MANY),
+    ],
 )
 def test_a_layer_of_a_stack_equals_the_layer_alone(implementation: str, ggml_type: int, rows: int):
     fmt = FORMATS[ggml_type]
@@ -285,7 +297,7 @@ def test_a_layer_of_a_stack_equals_the_layer_alone(implementation: str, ggml_typ
         np.testing.assert_allclose(found, alone, rtol=0, atol=2e-6 * np.abs(alone).max())
 
 
-@pytest.mark.parametrize(("ggml_type", "rows"), [(0, 1), (8, 2), (14, MANY)])  # F32, Q8_0, Q6_K
+@pytest.mark.parametrize(("ggml_type", "rows"), [(0, 1), (8, 2), (20, 1), (14, MANY)])
 def test_gradient_with_respect_to_x(implementation: str, ggml_type: int, rows: int):
     w, _ = weight(FORMATS[ggml_type], 9, 256)
     x, direction, c = activations(rows, 256), activations(rows, 256)[::-1], activations(rows, 9)
@@ -346,7 +358,7 @@ def buffers(compiled: jax.stages.Compiled) -> list[tuple[str, int]]:
     return found
 
 
-@pytest.mark.parametrize("ggml_type", [2, 12])  # Q4_0, Q4_K
+@pytest.mark.parametrize("ggml_type", [2, 12, 20])  # Q4_0, Q4_K, IQ4_NL
 def test_matvec_writes_no_dequantised_weight(implementation: str, ggml_type: int):
     n, k = 256, 1024
     stack = stack_blocks([[blocks_of(FORMATS[ggml_type], n, k)]] * 2, ggml_type)

@@ -108,7 +108,7 @@ def _load_params(t: Tensors, cfg: ModelConfig, arch: Arch) -> Params:
     token_embd = t.weights([["token_embd.weight"]], stacked=False)
     head = token_embd if tied else t.weights([["output.weight"]], stacked=False)
     extras = {e: jnp.asarray(t.vector(f"output.{e}")) for e in maps.EXTRAS if t.has(f"output.{e}")}
-    params = Params(
+    return Params(
         token_embd=token_embd,
         groups=tuple(block_tensors.load(t, layers, cfg, arch) for layers in groups),
         output_norm=_output_norm(t, cfg, arch),
@@ -116,13 +116,6 @@ def _load_params(t: Tensors, cfg: ModelConfig, arch: Arch) -> Params:
         rope=_rope_frequencies(t, cfg),
         order=_order(groups),
     )
-    for kind, extra in t.expanded.items():
-        log.warning(
-            "%s has no packed form yet: kept as float32, %.0f MB more than in the file",
-            kind,
-            extra / 1e6,
-        )
-    return params
 
 
 def _with_long_rope(file: GGUFFile, keys: Keys, cfg: ModelConfig) -> ModelConfig:

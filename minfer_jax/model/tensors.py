@@ -1,19 +1,16 @@
 """Hands out the tensors of a file by name, packed for the device, and keeps account of them."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import ModuleType
 
+import jax.numpy as jnp
 import numpy as np
 
 from minfer_jax.gguf import GGUFFile, TensorInfo
 from minfer_jax.gguf_types import GGML_TYPES
-from minfer_jax.quant import qtensor
+from minfer_jax.quant import qtensor, xla
 from minfer_jax.quant.formats import FORMATS
 from minfer_jax.quant.qtensor import QTensor
-
-F32 = 0
 
 
 @dataclass
@@ -25,7 +22,6 @@ class Tensors:
         on_bytes: called with the size of each weight once it is read.
         problems: what `check` found wrong.
         used: names that were checked.
-        expanded: by type without a packed form, bytes of memory beyond those of the file.
         by_layer: the tensors of each block by prefix, such as "blk.0.".
     """
 
@@ -33,7 +29,6 @@ class Tensors:
     on_bytes: Callable[[int], None]
     problems: list[str] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
-    expanded: dict[str, int] = field(default_factory=dict)
     by_layer: dict[str, list[tuple[str, TensorInfo]]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -54,10 +49,10 @@ class Tensors:
             self.problems.append(f"{name} is missing")
         elif info.shape != shape:
             self.problems.append(f"{name} has shape {list(info.shape)}, expected {list(shape)}")
-        elif info.ggml_type not in FORMATS and not _can_expand(info.ggml_type):
+        elif info.ggml_type not in FORMATS:
             kind = GGML_TYPES[info.ggml_type].name
             known = ", ".join(sorted(f.name for f in FORMATS.values()))
-            self.problems.append(f"{name} has type {kind}, which cannot be read; packed: {known}")
+            self.problems.append(f"{name} has type {kind}, which cannot be read; expected {known}")
 
     def kind(self, name: str) -> tuple[int, bool, bool]:
         """What maps that share a stack have in common: their type, and which extras they have."""
@@ -69,7 +64,16 @@ class Tensors:
 
     def vector(self, name: str) -> np.ndarray:
         """A small tensor as float32."""
-        return self._expand(name).reshape(self.file.tensors[name].shape)
+        raw, info = self.file.raw(name), self.file.tensors[name]
+        fmt = FORMATS[info.ggml_type]
+        if fmt.widths:  # converters leave these as plain floats, but nothing forbids it
+            weight = qtensor.from_blocks(raw.reshape(-1, raw.shape[-1]), info.ggml_type)
+            values = np.asarray(xla.dequantize(weight, jnp.dtype(jnp.float32))).T
+        else:
+            planes = fmt.unpack(raw.reshape(1, -1, fmt.block_bytes))
+            assert planes.dense is not None
+            values = planes.dense.astype(np.float32)
+        return np.ascontiguousarray(values).reshape(info.shape)
 
     def weights(
         self, names: Sequence[Sequence[str]], *, stacked: bool = True, n_expert: int = 0
@@ -78,38 +82,19 @@ class Tensors:
 
         Of experts, tensors [E, N, K], the stack is of L * E weights.
         """
-        flat = [name for parts in names for name in parts]
-        ggml_type = self.file.tensors[flat[0]].ggml_type
-        if ggml_type in FORMATS:
-            read = self.file.raw
-        else:
-            read = self._expanded_bytes
-            infos = [self.file.tensors[name] for name in flat]
-            extra = sum(4 * math.prod(info.shape) - info.nbytes for info in infos)
-            kind = GGML_TYPES[ggml_type].name
-            self.expanded[kind] = self.expanded.get(kind, 0) + extra
-            ggml_type = F32
-        if not stacked:
-            packed = qtensor.from_blocks(read(flat[0]), ggml_type)
-            self._done(flat)()
-            return packed
-        if not n_expert:
-            raws = [[read(name) for name in parts] for parts in names]
-            return qtensor.stack_blocks(raws, ggml_type, done=self._done(flat))
-        layers = [[read(name) for name in parts] for parts in names]
-        raws = [[whole[e] for whole in wholes] for wholes in layers for e in range(n_expert)]
-        # A tensor is done with after its last expert.
-        read_parts = [
-            name if e == n_expert - 1 else None
-            for parts in names
-            for e in range(n_expert)
-            for name in parts
-        ]
-        return qtensor.stack_blocks(raws, ggml_type, done=self._done(read_parts))
-
-    def _expanded_bytes(self, name: str) -> np.ndarray:
-        shape = self.file.tensors[name].shape
-        return self._expand(name).reshape(shape).view(np.uint8)
+        ggml_type = self.file.tensors[names[0][0]].ggml_type
+        raws = [[self.file.raw(name) for name in parts] for parts in names]
+        if n_expert:
+            raws = [[whole[e] for whole in parts] for parts in raws for e in range(n_expert)]
+        # A tensor is done with after its last part.
+        parts = range(max(n_expert, 1))
+        ends = [n if e == parts[-1] else None for some in names for e in parts for n in some]
+        done = self._done(ends)
+        if stacked:
+            return qtensor.stack_blocks(raws, ggml_type, done=done)
+        packed = qtensor.from_blocks(raws[0][0], ggml_type)
+        done()
+        return packed
 
     def _done(self, names: Sequence[str | None]) -> Callable[[], None]:
         """To be called after each part was copied, of which some end a tensor, named: gives its
@@ -123,27 +108,3 @@ class Tensors:
                 self.on_bytes(self.file.tensors[name].nbytes)
 
         return done
-
-    def _expand(self, name: str) -> np.ndarray:
-        """A tensor as float32, rows as they lie in the file."""
-        raw, ggml_type = self.file.raw(name), self.file.tensors[name].ggml_type
-        if ggml_type == F32:
-            return raw.view(np.float32)
-        gguf_py = _gguf_py()
-        values = gguf_py.quants.dequantize(raw, gguf_py.GGMLQuantizationType(ggml_type))
-        return np.ascontiguousarray(values, np.float32)
-
-
-def _can_expand(ggml_type: int) -> bool:
-    """Whether gguf-py can decode a type."""
-    gguf_py = _gguf_py()
-    return ggml_type in gguf_py.GGMLQuantizationType.__members__.values() and (
-        gguf_py.GGMLQuantizationType(ggml_type) in gguf_py.quants._type_traits
-    )
-
-
-def _gguf_py() -> ModuleType:
-    """Imported when first needed: most models never need it, and it takes 0.07 s."""
-    import gguf
-
-    return gguf

@@ -30,6 +30,7 @@ class QTensor:
         bits[i].shape == (tiles, K * fmt.widths[i] // 32, 16), uint32, with 16 * tiles >= N
         scale.shape == low.shape == (tiles, K // fmt.super_block, 16)
         sub.shape == sublow.shape == (tiles, K // fmt.group, 16)
+        high.shape == (tiles, K // 32, 16)
         dense.shape == (tiles, K, 16), and every other plane is absent, if fmt has no widths
 
     A stack has a leading axis on every plane, and the shape of one weight; `layer` says which of
@@ -44,6 +45,7 @@ class QTensor:
     sub: Array | None = None
     low: Array | None = None
     sublow: Array | None = None
+    high: Array | None = None
     dense: Array | None = None
     layer: Array | None = None
 

@@ -59,18 +59,36 @@ double error(const std::vector<float>& found, const std::vector<float>& expected
   return off / size;
 }
 
-void products(const Kernels* kernels, int w0, int w1, int group, int zero, bool fine, bool low) {
+// Widths, group, zero, two-level, minimum; columns a scale is shared by, if one-level; type of scale;
+// whether there is a codebook; of a grid columns of an index, and bits beyond 8. As in unpack.h.
+struct Format {
+  int w0, w1, group, zero, fine, low, shared = 0;
+  char scale = 'h';
+  int coded = 0, span = 0, high = 0;
+};
+
+void products(const Kernels* kernels, const Format& f) {
+  const int w0 = f.w0, w1 = f.w1, group = f.group;
+  const bool fine = f.fine, low = f.low;
   const int64_t n = 37, k = 512, tiles = 3, lanes = 16 * tiles;
-  const int super_block = fine ? 256 : group;
+  const int super_block = fine ? 256 : f.shared ? f.shared : group;
   const auto b0 = words(lanes * k * w0 / 32), b1 = words(lanes * k * w1 / 32);
   const auto scale = halves(lanes * k / super_block), lows = halves(lanes * k / super_block);
   const auto sub = bytes(lanes * k / group), sublow = bytes(lanes * k / group);
   const auto dense = floats(lanes * k);
+  auto small = bytes(lanes * k / group);  // exponents about 1, of a float16 or bfloat16
+  for (int8_t& x : small) x = f.scale == 'H' ? 100 + (x & 31) : 126 + (x & 3);
+  const auto book = bytes(16);
+  const auto grid = words(2048), high = words(lanes * k / 64);
   Weight w = {};
   w.n = n, w.k = k, w.width[0] = w0, w.width[1] = w1, w.group = group;
-  w.super_block = super_block, w.zero = zero;
+  w.super_block = super_block, w.zero = f.zero, w.factor = 0.125f;
+  w.scale_type = f.scale, w.span = f.span, w.high_bits = f.high;
+  w.codebook = f.coded ? reinterpret_cast<const uint8_t*>(book.data()) : nullptr;
+  w.grid = f.span ? grid.data() : nullptr, w.high = high.data();
   if (w0) {
-    w.bits[0] = b0.data(), w.bits[1] = w1 ? b1.data() : nullptr, w.scale = scale.data();
+    w.bits[0] = b0.data(), w.bits[1] = w1 ? b1.data() : nullptr;
+    w.scale = f.scale == 'h' ? (const void*)scale.data() : small.data();
     w.sub = fine ? sub.data() : nullptr, w.low = low ? lows.data() : nullptr;
     w.sublow = fine && low ? sublow.data() : nullptr;
   } else {
@@ -118,12 +136,31 @@ void attention(const Kernels* kernels, Cache cache, int64_t t, int64_t h, int64_
 }  // namespace
 
 int main() {
-  // Widths, group, zero, two-level, minimum: as in unpack.h.
-  const int formats[][6] = {
-      {4, 0, 32, 8, 0, 0}, {4, 0, 32, 0, 0, 1},  {4, 1, 32, 16, 0, 0}, {4, 1, 32, 0, 0, 1},
-      {8, 0, 32, 128, 0, 0}, {2, 0, 16, 0, 1, 1}, {2, 1, 16, 4, 1, 0},  {4, 0, 32, 0, 1, 1},
-      {4, 1, 32, 0, 1, 1}, {4, 2, 16, 32, 1, 0}, {0, 0, 32, 0, 0, 0}};
-  for (const auto& f : formats) products(MINFER_TABLE, f[0], f[1], f[2], f[3], f[4], f[5]);
+  const Format formats[] = {
+      {4, 0, 32, 8, 0, 0},
+      {4, 0, 32, 0, 0, 1},
+      {4, 1, 32, 16, 0, 0},
+      {4, 1, 32, 0, 0, 1},
+      {8, 0, 32, 128, 0, 0},
+      {2, 0, 16, 0, 1, 1},
+      {2, 1, 16, 4, 1, 0},
+      {4, 0, 32, 0, 1, 1},
+      {4, 1, 32, 0, 1, 1},
+      {4, 2, 16, 32, 1, 0},
+      {2, 0, 32, 1, 0, 0, 256},
+      {4, 0, 32, 127, 0, 0, 32, 'h', 1},
+      {4, 0, 32, 127, 1, 0, 256, 'h', 1},
+      {4, 0, 32, 12, 0, 0, 32, 'B', 1},
+      {4, 0, 16, 12, 0, 0, 16, 'H', 1},
+      {1, 0, 32, 1, 0, 0, 128, 'h', 1},
+      {1, 1, 32, 43, 1, 0, 256, 'h', 1, 8, 0},
+      {1, 1, 16, 43, 1, 0, 256, 'h', 1, 8, 1},
+      {1, 1, 16, 43, 1, 0, 256, 'h', 1, 8, 2},
+      {2, 1, 32, 62, 1, 0, 256, 'h', 1, 4, 0},
+      {1, 0, 32, 9, 1, 0, 256, 'h', 1, 8, 3},
+      {1, 0, 16, 9, 1, 0, 256, 'h', 1, 8, 3},
+      {0, 0, 32, 0, 0, 0}};
+  for (const Format& f : formats) products(MINFER_TABLE, f);
   for (Cache cache : {Cache::f32, Cache::f16})
     for (int64_t t : {1, 19})
       for (int64_t h : {64, 96}) attention(MINFER_TABLE, cache, t, h, 6);

@@ -9,55 +9,10 @@ import zlib
 import gguf
 import numpy as np
 
-from minfer_jax.gguf_types import GGML_TYPES
 from minfer_jax.model.registry import ARCHS
 from tests.helpers.gguf_builder import Tensor, dense
+from tests.helpers.random_blocks import TYPES, random_blocks
 from tests.helpers.tiny_options import QK_NORMS, QKV, Options
-
-# Where the float16 scales of a block lie, and what to make them, so that random blocks give weights
-# around zero: weight = d q + m, or d scale q - dmin minimum. (Layouts: ggml-common.h.)
-BLOCK_SCALES: dict[str, dict[int, float]] = {
-    "Q4_0": {0: 1.0},
-    "Q4_1": {0: 1.0, 2: -7.5},
-    "Q5_0": {0: 1.0},
-    "Q5_1": {0: 1.0, 2: -15.5},
-    "Q8_0": {0: 1.0},
-    "Q2_K": {80: 1.0, 82: 1.5},
-    "Q3_K": {108: 1.0},
-    "Q4_K": {0: 1.0, 2: 7.5},
-    "Q5_K": {0: 1.0, 2: 15.5},
-    "Q6_K": {208: 1.0},
-}
-
-
-def random_blocks(
-    kind: str, shape: tuple[int, int], rng: np.random.Generator, std: float = 1.0
-) -> np.ndarray:
-    """Random blocks of a quantised type, with finite scales.
-
-    Args:
-        kind: a key of BLOCK_SCALES.
-        shape: of the weight.
-        rng: source of the blocks.
-        std: standard deviation of the weights, roughly.
-
-    Returns:
-        uint8 [rows, bytes a row], as in a file.
-    """
-    ggml_type = gguf.GGMLQuantizationType[kind]
-    block, size = GGML_TYPES[ggml_type].block_size, GGML_TYPES[ggml_type].block_bytes
-    n = shape[0] * shape[1] // block
-    blocks = np.frombuffer(rng.bytes(n * size), np.uint8).reshape(n, size).copy()
-
-    def put(scale: np.ndarray) -> None:
-        for at, factor in BLOCK_SCALES[kind].items():
-            values = (scale * factor).astype(np.float16)
-            blocks[:, at : at + 2] = values[:, None].view(np.uint8)
-
-    put(np.full(n, 1.0))
-    unit = gguf.quants.dequantize(blocks, ggml_type).std()
-    put(std / unit * rng.uniform(0.8, 1.2, n))
-    return blocks.reshape(shape[0], -1)
 
 
 def encode(values: np.ndarray, kind: str) -> Tensor:
@@ -179,7 +134,7 @@ def _matrix(o: Options, name: str, shape: tuple[int, ...], std: float) -> Tensor
     except NotImplementedError:  # gguf-py only reads this type
         rng = np.random.Generator(_bits(o.seed, f"{name}.weight"))
         blocks = random_blocks(kind, (int(np.prod(shape[:-1])), shape[-1]), rng, std)
-        return int(gguf.GGMLQuantizationType[kind]), shape, blocks.tobytes()
+        return TYPES[kind], shape, blocks.tobytes()
 
 
 def _vector(o: Options, name: str, n: int, mean: float) -> np.ndarray:

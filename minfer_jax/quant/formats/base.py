@@ -5,13 +5,16 @@ of 16 outputs. The tile's outputs are minor: one vector register holds a 32-bit 
 product needs no horizontal sum, and whoever works through a tile reads one run of memory.
 
     bits[i]  uint32 [tiles, K * width / 32, 16]   unsigned fields of `width` bits
-    scale    f16    [tiles, K / super_block, 16]
+    scale    f16    [tiles, K / super_block, 16]  or uint8, see `byte_scale`
     sub      int8   [tiles, K / group, 16]        multiplies scale (K-quants), or absent
     low      f16    [tiles, K / super_block, 16]  added to every weight, or absent
     sublow   int8   [tiles, K / group, 16]        multiplies low (K-quants), or absent
+    high     uint8 or uint16 [tiles, K / 32, 16]  of a grid's indices, see `Grid`, or absent
 
     q[k, n]      = bits[0] | bits[1] << widths[0] | ...          (0 .. 2**sum(widths) - 1)
-    weight[k, n] = (scale * sub) * (q - zero) + (low * sublow)
+    weight[k, n] = (scale * factor * sub) * (code[q] - zero) + (low * sublow)
+
+where code[q] is `codebook[q]`, an unsigned byte, or q itself where there is no codebook.
 
 Output n is lane n % 16 of tile n // 16; lanes beyond N are zero. Columns go in units of 32, which
 take `width` words. A byte holds 8 / width fields, `width` columns of words apart:
@@ -24,8 +27,9 @@ take `width` words. A byte holds 8 / width fields, `width` columns of words apar
 So a shift and a mask give the bytes of 4 neighbouring columns for any width, and planes of two
 widths line up: what a product of bytes (VNNI, NEON's dot product) takes.
 
-Every product above is exact in float32 (11 bits of scale, at most 7 of sub, at most 8 of q). The
-only rounding is that of the last addition, as in gguf-py's reference: equal bit for bit.
+Every product above is exact in float32 (at most 24 bits of scale, sub and q together; factor is a
+power of two). The only rounding is that of the last addition, as in gguf-py's reference: equal bit
+for bit.
 
 Formats of plain floats (F32, F16, BF16) have no integer planes: `bits` is empty, `dense` is
 [tiles, K, 16].
@@ -53,7 +57,34 @@ class HostPlanes:
     sub: np.ndarray | None = None
     low: np.ndarray | None = None
     sublow: np.ndarray | None = None
+    high: np.ndarray | None = None
     dense: np.ndarray | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """How the fields of a format are looked up in groups: an index stands for several columns.
+
+    The table's entries hold three bits of q for each column, a flag is the fourth:
+
+        entry, of 8 columns (the lower nibbles alone, of 4)    [7 3|6 2|5 1|4 0]
+        bits[0]: indices, a byte each, in order of columns     [ 3| 2| 1| 0]  for 8 columns each
+        high: the upper bits of the indices of 32 columns, `high` bits each
+        bits[1]: the flags, signs here; bit 8 b + 4 h + g of a unit is of column 8 g + 4 h + b
+
+    With high = 3 there are no signs: fields of `high` are 4 bits wide, and the fourth is the flag
+    of all 8 columns. An entry's nibble h of byte b is of column 4 h + b, so that one shift and one
+    mask put four flags at a time beside the bits that they belong to.
+
+    Attributes:
+        span: columns of an index, 8 or 4.
+        high: bits of an index beyond 8: 0, 1, 2 or 3.
+        name: of the type in gguf-py whose table it is, see `grids.table`.
+    """
+
+    span: int
+    high: int = 0
+    name: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +94,14 @@ class Format:
     Attributes:
         ggml_type: its number in the file.
         widths: bits of each integer plane, lowest first; empty for plain floats.
-        group: weights that share a scale.
-        super_block: weights that share `scale` itself; `group` where there is one level of scales.
+        group: weights that share a scale and lie in one unit: 32, or 16.
+        super_block: weights that share `scale` itself.
         zero: what is subtracted from every integer.
+        codebook: what the integers stand for, unsigned bytes, or None for themselves.
+        byte_scale: `scale` holds the 8 bits below the sign of a "float16" or "bfloat16", the others
+            being 0; None where it is float16.
+        grid: how groups of integers are looked up, or None where `bits` holds them.
+        factor: of `scale`, a power of two.
         unpack: uint8 [rows, blocks, block_bytes] -> HostPlanes.
     """
 
@@ -74,6 +110,10 @@ class Format:
     group: int = 32
     super_block: int = 32
     zero: int = 0
+    codebook: tuple[int, ...] | None = None
+    byte_scale: str | None = None
+    grid: Grid | None = None
+    factor: float = 1.0
     unpack: Callable[[np.ndarray], HostPlanes] = field(repr=False)
 
     @property
@@ -152,16 +192,54 @@ def repack_bits(raw: np.ndarray) -> np.ndarray:
     line below exchanges two bits of the number.
 
     Args:
-        raw: uint8 [rows, blocks, 4] of the file.
+        raw: uint8 [rows, blocks, 4 n] of the file.
 
     Returns:
-        uint32 [rows, blocks, 1].
+        uint32 [rows, blocks, n].
     """
     words = np.array(as_words(raw))
-    for shift, mask in ((14, 0x0000CCCC), (7, 0x00AA00AA), (2, 0x0C0C0C0C), (1, 0x22222222)):
+    _exchange(words, (14, 0x0000CCCC), (7, 0x00AA00AA), (2, 0x0C0C0C0C), (1, 0x22222222))
+    return words
+
+
+def repack_signs(raw: np.ndarray) -> np.ndarray:
+    """Signs in natural order, uint8 [rows, blocks, 4 n], to the order of Grid: uint32 [.., n].
+
+    Bit 8 g + 4 h + b goes to bit 8 b + 4 h + g.
+    """
+    words = np.array(as_words(raw))
+    _exchange(words, (14, 0x0000CCCC), (7, 0x00AA00AA))
+    return words
+
+
+def _exchange(words: np.ndarray, *pairs: tuple[int, int]) -> None:
+    """Exchange the bits of a mask with those `shift` above them, for each (shift, mask)."""
+    for shift, mask in pairs:
         change = (words ^ (words >> np.uint32(shift))) & np.uint32(mask)
         words ^= change ^ (change << np.uint32(shift))
-    return words
+
+
+def pack(q: np.ndarray, width: int) -> np.ndarray:
+    """Integers one by one to the fields of a plane.
+
+    Args:
+        q: uint8 [rows, blocks, n], below 2**width, in order of columns; n is a multiple of 32.
+        width: 1, 2 or 4 bits a field.
+
+    Returns:
+        uint32 [rows, blocks, n * width / 32].
+    """
+    fields = q.reshape(*q.shape[:2], -1, 8 // width, 4 * width)  # unit, field of a byte, byte
+    packed = fields[..., 0, :].copy()
+    for p in range(1, 8 // width):
+        packed |= fields[..., p, :] << np.uint8(width * p)
+    return as_words(packed.reshape(*q.shape[:2], -1))
+
+
+def nibbles(raw: np.ndarray) -> np.ndarray:
+    """uint8 [rows, blocks, n] -> [rows, blocks, 2 n]: of each byte low, then high."""
+    pairs = np.stack((raw & np.uint8(15), raw >> np.uint8(4)), axis=-1)
+    return pairs.reshape(*raw.shape[:2], -1)
 
 
 def scale_min_k4(raw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

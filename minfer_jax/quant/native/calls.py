@@ -1,5 +1,6 @@
 """The kernels as jnp functions; `quant/xla.py` and `model/attention.py` say what each computes."""
 
+import math
 from collections.abc import Callable
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from minfer_jax.quant.formats import grids
 from minfer_jax.quant.formats.base import TILE
 from minfer_jax.quant.prologue import Gate, Norm, Prologue, RmsNorm
 from minfer_jax.quant.qtensor import QTensor
@@ -83,7 +85,7 @@ def product(
     return _call("minfer_product", (x.shape[0], w.shape[0]))(
         x,
         *_planes(w, before),
-        **_format(w),
+        format=_format(w),
         plus=plus is not None,
         post=post is not None,
         prologue=np.int32(kind),
@@ -140,23 +142,41 @@ def _norm(norm: RmsNorm) -> list[Array]:
 def _planes(w: QTensor, before: list[Array]) -> list[Array]:
     """The layer, then what comes before the planes, then the planes, as ffi.cpp reads them."""
     layer = jnp.uint32(0) if w.layer is None else w.layer
-    planes = [p for p in (w.scale, w.sub, w.low, w.sublow, w.dense) if p is not None]
-    return [layer, *before, *w.bits, *planes]
+    tables = []
+    if w.fmt.codebook is not None:
+        codes = np.zeros(16, np.uint8)
+        codes[: len(w.fmt.codebook)] = w.fmt.codebook
+        tables.append(jnp.asarray(codes))
+    if w.fmt.grid is not None:
+        tables.append(jnp.asarray(grids.table(w.fmt.grid.name)))
+    planes = [p for p in (w.scale, w.sub, w.low, w.sublow, w.high, w.dense) if p is not None]
+    return [layer, *before, *w.bits, *planes, *tables]
 
 
-def _format(w: QTensor) -> dict[str, object]:
+_SCALE_TYPES = {None: "h", "float16": "H", "bfloat16": "B"}
+
+
+def _format(w: QTensor) -> np.ndarray:
+    """What ffi.cpp must know of a weight beside its planes: `Format` of product_call.h."""
     fmt = w.fmt
     widths = (*fmt.widths, 0, 0)
-    return {
-        "k": np.int64(w.shape[1]),
-        "width0": np.int32(widths[0]),
-        "width1": np.int32(widths[1]),
-        "group": np.int32(fmt.group),
-        "super_block": np.int32(fmt.super_block),
-        "zero": np.int32(fmt.zero),
-        "fine": w.sub is not None,
-        "low": w.low is not None,
-    }
+    span, high = (0, 0) if fmt.grid is None else (fmt.grid.span, fmt.grid.high)
+    values = (
+        w.shape[1],
+        widths[0],
+        widths[1],
+        fmt.group,
+        fmt.super_block,
+        fmt.zero,
+        w.sub is not None,
+        w.low is not None,
+        fmt.codebook is not None,
+        ord(_SCALE_TYPES[fmt.byte_scale]),
+        span,
+        high,
+        math.frexp(fmt.factor)[1] - 1,
+    )
+    return np.array(values, np.int64)
 
 
 def attention(

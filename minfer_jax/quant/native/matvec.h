@@ -139,12 +139,10 @@ INLINE F add_unit(const U* bytes, int zero, const Unit& x, const F* scale, const
   return total;
 }
 
-template <int W0, int W1, int Group, bool Fine, bool Low>
-void matvec_rounded(const Product& p, const float* x, const Threads& threads,
-                    Packed<W0, W1, Group, Fine, Low>*) {
+template <class Reader>
+void matvec_rounded(const Product& p, const float* x, const Threads& threads) {
   const Weight& w = p.w;
   const int64_t rows = p.rows;
-  using Reader = Packed<W0, W1, Group, Fine, Low>;
   const int64_t units = w.k / 32;
   const int zero = w.zero - offset(Reader::width);
   Buffer<Unit> rounded(rows * units);  // [units, rows]
@@ -164,13 +162,13 @@ void matvec_rounded(const Product& p, const float* x, const Threads& threads,
           reader.prefetch(u, kAhead);
           U bytes[8];
           F scale[Reader::groups], low[Reader::groups];
-          UNROLL for (int t = 0; t < 8; t++) bytes[t] = reader.bytes(u, t);
+          UNROLL for (int g = 0; g < 4; g++) reader.pair(u, g, bytes + 2 * g);
           UNROLL for (int g = 0; g < Reader::groups; g++) {
             scale[g] = reader.scale_of(u, g);
-            if constexpr (Low) low[g] = reader.low_of(u, g);
+            if constexpr (Reader::has_low) low[g] = reader.low_of(u, g);
           }
           const Unit* unit = &rounded[u * rows + m0];
-          const F* lows = Low ? low : nullptr;
+          const F* lows = Reader::has_low ? low : nullptr;
           if (count == 1) {
             alone = add_unit<Reader>(bytes, zero, *unit, scale, lows, alone);
           } else {
@@ -184,11 +182,6 @@ void matvec_rounded(const Product& p, const float* x, const Threads& threads,
     }
   });
 }
-
-template <class T>
-void matvec_rounded(const Product& p, const float* x, const Threads& threads, Dense<T>*) {
-  matvec_float<Dense<T>>(p, x, threads);
-}
 #endif
 
 inline bool matvec(const Product& p, const Threads& threads) {
@@ -201,7 +194,8 @@ inline bool matvec(const Product& p, const Threads& threads) {
   const bool done = with_reader(p.w, [&](auto type) {
     using Reader = typename decltype(type)::type;
 #if defined(MINFER_HAS_DOT)
-    if (p.rounded) return matvec_rounded(p, x, threads, static_cast<Reader*>(nullptr));
+    if constexpr (Reader::whole_numbers)
+      if (p.rounded) return matvec_rounded<Reader>(p, x, threads);
 #endif
     matvec_float<Reader>(p, x, threads);
   });

@@ -7,25 +7,34 @@
 namespace minfer {
 namespace {
 
-// What a weight is, as the attributes of a call say it.
+// What a weight is, as the attribute `format` of a call says it: `_format` in calls.py, in order.
 struct Format {
-  int64_t k;
-  int32_t width0, width1, group, super_block, zero;
-  bool fine, low;
+  int64_t k, width0, width1, group, super_block, zero, fine, low, coded, scale_type, span, high,
+      factor;  // the exponent of 2
 };
 
-// The planes of one layer, from operand `at` on, in the order bits, scale, sub, low, sublow (those
-// that are there), or dense.
+bool read_format(ffi::Span<const int64_t> values, Format& f) {
+  if (values.size() * sizeof(int64_t) != sizeof f) return false;
+  std::memcpy(&f, values.begin(), sizeof f);
+  return true;
+}
+
+// The planes of one layer, from operand `at` on, in the order bits, scale, sub, low, sublow, high,
+// codebook, grid (those that are there), or dense.
 bool read_weight(const ffi::RemainingArgs& args, size_t at, uint32_t layer, int64_t n, const Format& f,
                  Weight& w) {
   w = {};
   w.n = n;
   w.k = f.k;
-  w.width[0] = f.width0;
-  w.width[1] = f.width1;
-  w.group = f.group;
-  w.super_block = f.super_block;
-  w.zero = f.zero;
+  w.width[0] = (int)f.width0;
+  w.width[1] = (int)f.width1;
+  w.group = (int)f.group;
+  w.super_block = (int)f.super_block;
+  w.zero = (int)f.zero;
+  w.scale_type = (char)f.scale_type;
+  w.span = (int)f.span;
+  w.high_bits = (int)f.high;
+  w.factor = __builtin_ldexpf(1, (int)f.factor);
   const auto plane = [&](ffi::DataType* type) -> const void* {
     auto found = args.get<ffi::AnyBuffer>(at++);
     if (!found.has_value()) return nullptr;
@@ -45,24 +54,33 @@ bool read_weight(const ffi::RemainingArgs& args, size_t at, uint32_t layer, int6
     w.dense_type = type == ffi::F32 ? 'f' : type == ffi::F16 ? 'h' : 'b';
     return w.dense != nullptr;
   }
-  w.bits[0] = static_cast<const uint32_t*>(plane(nullptr));
-  if (f.width1) w.bits[1] = static_cast<const uint32_t*>(plane(nullptr));
-  w.scale = static_cast<const uint16_t*>(plane(nullptr));
-  if (f.fine) w.sub = static_cast<const int8_t*>(plane(nullptr));
-  if (f.low) w.low = static_cast<const uint16_t*>(plane(nullptr));
-  if (f.low && f.fine) w.sublow = static_cast<const int8_t*>(plane(nullptr));
-  return w.bits[0] && w.scale && (!f.width1 || w.bits[1]) && (!f.fine || w.sub) &&
-         (!f.low || w.low) && (!f.low || !f.fine || w.sublow);
+  bool all = true;
+  const auto take = [&](auto& pointer, bool there) {
+    if (!there) return;
+    pointer = static_cast<std::remove_reference_t<decltype(pointer)>>(plane(nullptr));
+    all = all && pointer != nullptr;
+  };
+  take(w.bits[0], true);
+  take(w.bits[1], f.width1);
+  take(w.scale, true);
+  take(w.sub, f.fine);
+  take(w.low, f.low);
+  take(w.sublow, f.low && f.fine);
+  take(w.high, f.high);
+  take(w.codebook, f.coded);
+  take(w.grid, f.span);
+  return all;
 }
 
 constexpr char kNoPlane[] = "a plane of the weight is missing, or the layer is outside its stack";
 constexpr char kNoKernel[] = "no kernel for this format of weight";
 
 ffi::Error product(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::U32> layer,
-                   ffi::RemainingArgs args, ffi::Result<ffi::Buffer<ffi::F32>> y, int64_t k,
-                  int32_t width0, int32_t width1, int32_t group, int32_t super_block, int32_t zero,
-                  bool fine, bool low, bool plus, bool post, int32_t prologue, float eps,
-                   bool few, bool rounded, bool bfloat16) {
+                   ffi::RemainingArgs args, ffi::Result<ffi::Buffer<ffi::F32>> y,
+                   ffi::Span<const int64_t> format, bool plus, bool post, int32_t prologue,
+                   float eps, bool few, bool rounded, bool bfloat16) {
+  Format f;
+  if (!read_format(format, f)) return invalid(kNoKernel);
   const auto dims = y->dimensions();
   size_t at = 0;
   const uint32_t row = layer.typed_data()[0];
@@ -87,10 +105,9 @@ ffi::Error product(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ff
   p.bfloat16 = bfloat16;
   p.y = y->typed_data();
   if (plus && !(p.plus = vector(dims[0] * dims[1], false))) return invalid("there is nothing to add");
-  if (p.prologue == Prologue::rms_norm && !(p.norm = vector(k, true))) return invalid("the norm is missing");
+  if (p.prologue == Prologue::rms_norm && !(p.norm = vector(f.k, true))) return invalid("the norm is missing");
   if (post && !(p.post = vector(dims[1], true))) return invalid("the norm of the result is missing");
-  const Format format = {k, width0, width1, group, super_block, zero, fine, low};
-  if (!read_weight(args, at, row, dims[1], format, p.w)) return invalid(kNoPlane);
+  if (!read_weight(args, at, row, dims[1], f, p.w)) return invalid(kNoPlane);
   const bool done = few ? chosen->matvec(p, on<true>(pool)) : chosen->matmul(p, on<false>(pool));
   return done ? ffi::Error::Success() : invalid(kNoKernel);
 }
@@ -102,14 +119,7 @@ XLA_FFI_DEFINE_HANDLER(kProduct, product,
                            .Arg<ffi::Buffer<ffi::U32>>()
                            .RemainingArgs()
                            .Ret<ffi::Buffer<ffi::F32>>()
-                           .Attr<int64_t>("k")
-                           .Attr<int32_t>("width0")
-                           .Attr<int32_t>("width1")
-                           .Attr<int32_t>("group")
-                           .Attr<int32_t>("super_block")
-                           .Attr<int32_t>("zero")
-                           .Attr<bool>("fine")
-                           .Attr<bool>("low")
+                           .Attr<ffi::Span<const int64_t>>("format")
                            .Attr<bool>("plus")
                            .Attr<bool>("post")
                            .Attr<int32_t>("prologue")

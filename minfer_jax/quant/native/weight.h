@@ -15,14 +15,23 @@ struct Weight {
   int width[2];  // bits of the integer planes, 0 for none; both 0 for plain floats
   int group, super_block, zero;
   const uint32_t* bits[2];
-  const uint16_t* scale;
+  const void* scale;
+  char scale_type;  // 'h' float16; of 8 bits, 'H' of a float16, 'B' of a bfloat16
   const int8_t* sub;
   const uint16_t* low;
   const int8_t* sublow;
+  const uint8_t* codebook;  // [16]
+  const uint32_t* grid;     // its table
+  int span, high_bits;      // columns of an index of the grid, and its bits beyond 8
+  const void* high;
+  float factor;  // of scale
   const void* dense;
   char dense_type;  // 'f' float32, 'h' float16, 'b' bfloat16
 
   MINFER_INLINE int64_t tiles() const { return (n + 15) / 16; }
+  MINFER_INLINE int shift() const {  // 2**shift units of 32 columns share `scale`
+    return super_block <= 32 ? 0 : __builtin_ctz(super_block / 32);
+  }
 };
 
 enum class Cache { f32, f16, bf16 };
