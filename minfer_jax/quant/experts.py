@@ -90,28 +90,49 @@ def _product(
             bfloat16=rounding.many == "bfloat16" and native.bfloat16(),
         )
     x = applied(x.astype(jnp.float32), gate)
-    layer = w.layer
-    assert layer is not None
-    order, first, count = runs(experts)
-    few = len(experts) <= FEW
-    block = 1 if few else BLOCK
-    x_sorted = jnp.pad(x[order // (len(experts) // len(x))], ((0, block), (0, 0)))
+    if len(experts) <= FEW:
+        return _by_row(x, w, experts)
+    return _by_expert(x, w, experts, jnp.dtype(rounding.many))
 
-    def run(r: Array, out: Float[Array, "P+block N"]) -> Float[Array, "P+block N"]:
-        own = w.at(layer + experts[order[first[r]]].astype(jnp.uint32))
-        many = jnp.dtype(rounding.many)
-        weight = None if few else xla.dequantize(own, many)
+
+def _expert(w: QTensor, e: Int[Array, ""]) -> QTensor:
+    """The weight of an expert of the layer."""
+    assert w.layer is not None
+    return w.at(w.layer + e.astype(jnp.uint32))
+
+
+def _by_row(x: Float[Array, "R K"], w: QTensor, experts: Int[Array, " P"]) -> Float[Array, "P N"]:
+    """The packed words of its expert for each row that has one."""
+    order = jnp.argsort(experts < 0, stable=True)
+
+    def row(i: Array, out: Float[Array, "P N"]) -> Float[Array, "P N"]:
+        p = order[i]
+        own = lax.dynamic_slice_in_dim(x, p // (len(experts) // len(x)), 1)
+        return lax.dynamic_update_slice_in_dim(out, xla.matvec(own, _expert(w, experts[p])), p, 0)
+
+    out = jnp.zeros((len(experts), w.shape[0]), jnp.float32)
+    return lax.fori_loop(0, jnp.sum(experts >= 0, dtype=jnp.int32), row, out)
+
+
+def _by_expert(
+    x: Float[Array, "R K"], w: QTensor, experts: Int[Array, " P"], dtype: jnp.dtype
+) -> Float[Array, "P N"]:
+    """The unpacked weight of each expert that has rows, for blocks of them."""
+    order, first, count = runs(experts)
+    x_sorted = jnp.pad(x[order // (len(experts) // len(x))], ((0, BLOCK), (0, 0))).astype(dtype)
+
+    def run(r: Array, out: Float[Array, "P+BLOCK N"]) -> Float[Array, "P+BLOCK N"]:
+        weight = xla.dequantize(_expert(w, experts[order[first[r]]]), dtype)
 
         def rows(b: Array, out: Array) -> Array:
-            at = first[r] + b * block
-            some = lax.dynamic_slice_in_dim(x_sorted, at, block)
-            y = xla.matvec(some, own) if weight is None else _dot(some.astype(many), weight)
+            at = first[r] + b * BLOCK
+            y = _dot(lax.dynamic_slice_in_dim(x_sorted, at, BLOCK), weight)
             # Rows beyond the run are of other experts: their own runs come later, and overwrite.
             return lax.dynamic_update_slice_in_dim(out, y, at, axis=0)
 
-        return lax.fori_loop(0, -((first[r] - first[r + 1]) // block), rows, out)
+        return lax.fori_loop(0, -((first[r] - first[r + 1]) // BLOCK), rows, out)
 
-    out = jnp.zeros((len(experts) + block, w.shape[0]), jnp.float32)
+    out = jnp.zeros((len(experts) + BLOCK, w.shape[0]), jnp.float32)
     out = lax.fori_loop(0, count, run, out)
     return _or_zero(experts >= 0, out[jnp.argsort(order)])
 
@@ -154,13 +175,11 @@ def _product_jvp(rounding: Rounding, primals: tuple, tangents: tuple) -> tuple[A
     def plain(x: Array, w: QTensor, experts: Array, gate: Gate | None) -> Float[Array, "P N"]:
         x = applied(x.astype(jnp.float32), gate)
         x = jnp.repeat(x, len(experts) // len(x), axis=0)
-        layer = w.layer
-        assert layer is not None
 
         @jax.checkpoint  # or reverse mode would keep every row's unpacked weight
         def row(of: tuple[Array, Array]) -> Float[Array, " N"]:
-            own = w.at(layer + jnp.maximum(of[1], 0).astype(jnp.uint32))
-            return _dot(of[0][None], xla.dequantize(own, jnp.dtype(jnp.float32)))[0]
+            weight = xla.dequantize(_expert(w, jnp.maximum(of[1], 0)), jnp.dtype(jnp.float32))
+            return _dot(of[0][None], weight)[0]
 
         return _or_zero(experts >= 0, lax.map(row, (x, experts)))
 

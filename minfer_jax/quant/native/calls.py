@@ -121,7 +121,7 @@ def experts(
         x,
         ids,
         *_planes(w, []),
-        **_format(w),
+        format=_format(w),
         prologue=np.int32(0 if gate is None else _GATES[gate.activation]),
         few=np.int64(few),
         rounded=rounded,

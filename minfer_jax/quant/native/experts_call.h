@@ -65,8 +65,7 @@ std::vector<ExpertTask> tasks_of(const std::vector<Group>& groups, const std::ve
 
 ffi::Error experts(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::S32> ids,
                    ffi::Buffer<ffi::U32> layer, ffi::RemainingArgs args,
-                   ffi::Result<ffi::Buffer<ffi::F32>> y, int64_t k, int32_t width0, int32_t width1,
-                   int32_t group_size, int32_t super_block, int32_t zero, bool fine, bool low,
+                   ffi::Result<ffi::Buffer<ffi::F32>> y, ffi::Span<const int64_t> format,
                    int32_t prologue, int64_t few, bool rounded, bool bfloat16) {
   const int64_t rows = y->dimensions()[0], n = y->dimensions()[1], first = layer.typed_data()[0];
   const int32_t* expert = ids.typed_data();
@@ -82,12 +81,13 @@ ffi::Error experts(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ff
   std::vector<int32_t> order;
   const std::vector<Group> groups = group(expert, rows, count, few, order);
 
-  const Format format = {k, width0, width1, group_size, super_block, zero, fine, low};
+  Format f;
+  if (!read_format(format, f)) return invalid(kNoKernel);
   std::vector<Product> products;
   bool all_few = true;
   for (const Group& g : groups) {
     Product p = {};
-    if (!read_weight(args, 0, (uint32_t)(first + g.expert), n, format, p.w)) return invalid(kNoPlane);
+    if (!read_weight(args, 0, (uint32_t)(first + g.expert), n, f, p.w)) return invalid(kNoPlane);
     p.rows = g.rows;
     p.x = x.typed_data();
     p.prologue = static_cast<Prologue>(prologue);
@@ -117,14 +117,7 @@ XLA_FFI_DEFINE_HANDLER(kExperts, experts,
                            .Arg<ffi::Buffer<ffi::U32>>()
                            .RemainingArgs()
                            .Ret<ffi::Buffer<ffi::F32>>()
-                           .Attr<int64_t>("k")
-                           .Attr<int32_t>("width0")
-                           .Attr<int32_t>("width1")
-                           .Attr<int32_t>("group")
-                           .Attr<int32_t>("super_block")
-                           .Attr<int32_t>("zero")
-                           .Attr<bool>("fine")
-                           .Attr<bool>("low")
+                           .Attr<ffi::Span<const int64_t>>("format")
                            .Attr<int32_t>("prologue")
                            .Attr<int64_t>("few")
                            .Attr<bool>("rounded")
