@@ -37,7 +37,7 @@ def expert_product(
             goes to follow each other.
         w: a stack of packed weights [N, K]; `w.layer`, data, is the first expert of the layer (0
             where it is None).
-        experts: int32, counted from there; negative for nobody: that row is zeros and costs nothing.
+        experts: int32, counted from there; negative for nobody: that row is zeros, and free.
         rounding: of the factors, as in qmatmul; few and many are rows of an expert (in plain XLA:
             rows in all).
         gate: done to x first.
@@ -101,9 +101,7 @@ def _expert(w: QTensor, e: Int[Array, ""]) -> QTensor:
     return w.at(w.layer + e.astype(jnp.uint32))
 
 
-def _by_row(
-    x: Float[Array, "R K"], w: QTensor, experts: Int[Array, " P"]
-) -> Float[Array, "P N"]:
+def _by_row(x: Float[Array, "R K"], w: QTensor, experts: Int[Array, " P"]) -> Float[Array, "P N"]:
     """The packed words of its expert for each row that has one."""
     order = jnp.argsort(experts < 0, stable=True)
 
