@@ -56,7 +56,7 @@ def test_everything_wrong_with_the_tensors_is_said_at_once(tmp_path: Path):
     wrong: dict[str, Tensor | None] = {
         "blk.0.attn_q.weight": None,
         "blk.1.attn_norm.weight": dense(np.zeros(63, np.float32)),
-        "blk.2.mlp.down.weight": dense(np.zeros((96, 64), np.float32)),
+        "blk.2.ffn_down.weight": dense(np.zeros((96, 64), np.float32)),
         "blk.2.ffn_up.bias": dense(np.zeros(64, np.float32)),
         "blk.2.ffn_up.scale": dense(np.zeros(96, np.float32)),
         "output.weight": dense(np.zeros((96, 64), np.int32)),
@@ -66,7 +66,7 @@ def test_everything_wrong_with_the_tensors_is_said_at_once(tmp_path: Path):
     for part in (
         "blk.0.attn_q.weight is missing",
         "blk.1.attn_norm.weight has shape [63], expected [64]",
-        "blk.2.mlp.down.weight has shape [96, 64], expected [64, 96]",
+        "blk.2.ffn_down.weight has shape [96, 64], expected [64, 96]",
         "blk.2.ffn_up.bias has shape [64], expected [96]",
         "blk.2.ffn_up.scale has shape [96], expected [1]",
         "output.weight has type I32, which cannot be read; expected BF16, F16, F32, IQ1_M, IQ1_S",
@@ -251,7 +251,7 @@ def test_a_layer_out_of_its_stack(tmp_path: Path):
         norm = file.raw(f"blk.{i}.attn_norm.weight").view(np.float32)
         np.testing.assert_array_equal(np.asarray(layer.attn_norm.own()), norm)
         down = xla.dequantize(layer.mlp.down.weight, jnp.dtype("float32"))
-        expected = file.raw(f"blk.{i}.mlp.down.weight").view(np.float32).T
+        expected = file.raw(f"blk.{i}.ffn_down.weight").view(np.float32).T
         np.testing.assert_allclose(np.asarray(down), expected, atol=1e-3)
 
 

@@ -121,12 +121,15 @@ DIGESTS = """
 import hashlib, jax, jax.numpy as jnp, numpy as np
 from minfer_jax.model.attention import attend
 from minfer_jax.quant import native
+from minfer_jax.quant.experts import expert_product
 from minfer_jax.quant.matmul import EXACT, Rounding, qmatmul
-from minfer_jax.quant.qtensor import from_blocks
+from minfer_jax.quant.qtensor import from_blocks, stack_blocks
 from tests.test_formats import FORMATS, blocks_of
 
 rng = np.random.default_rng(0)
 w = from_blocks(blocks_of(FORMATS[12], 1000, 512), 12)
+stack = stack_blocks([[blocks_of(FORMATS[12], 400, 512, seed=e)] for e in range(5)], 12)
+ids = jnp.asarray(rng.choice(5, 200, p=[0.8, 0.1, 0.04, 0.06, 0]), jnp.int32)
 x = jnp.asarray(rng.standard_normal((200, 512)), jnp.float32)
 q, k, v = (
     jnp.asarray(rng.standard_normal(shape), jnp.float32)
@@ -137,6 +140,7 @@ for name in native.available():
     assert native.library().minfer_choose(name.encode())
     results = [qmatmul(x[:3], w, EXACT), qmatmul(x[:3], w, Rounding(few="int16"))]
     results += [qmatmul(x, w, EXACT)]
+    results += [expert_product(x[:n], stack, ids[:n], EXACT) for n in (4, 200)]
     for t in (1, 70):
         at = last[:, -t:]
         results.append(

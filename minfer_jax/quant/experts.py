@@ -37,7 +37,7 @@ def expert_product(
             goes to follow each other.
         w: a stack of packed weights [N, K]; `w.layer`, data, is the first expert of the layer (0
             where it is None).
-        experts: int32, counted from there; negative for nobody: a row of zeros that costs nothing.
+        experts: int32, counted from there; negative for nobody: that row is zeros, and free.
         rounding: of the factors, as in qmatmul; few and many are rows of an expert (in plain XLA:
             rows in all).
         gate: done to x first.

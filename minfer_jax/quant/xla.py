@@ -161,8 +161,10 @@ def matvec(x: Float[Array, "M K"], w: QTensor) -> Float[Array, "M N"]:
     ]
 
     def of_group(base: Array, fine: Array | None, g: int) -> Array:
-        level = _level(w, base, fine)
-        return level.reshape(len(level), -1, groups, TILE)[:, :, g]  # J U R
+        if fine is None:
+            return _level(w, base, fine)
+        coarse = jnp.repeat(w.own(base).astype(jnp.float32), w.fmt.super_block // unit, axis=1)
+        return coarse * _column(w, fine, groups, g).astype(jnp.float32)
 
     x_sums = x.reshape(m, 1, k // unit, groups, -1).sum(-1)  # M 1 U groups
     total = []
