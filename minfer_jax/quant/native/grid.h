@@ -4,6 +4,7 @@
 
 #include "lookup.h"
 #include "unpack_unit.h"
+#include "weight.h"
 
 namespace minfer::MINFER_ISA {
 

@@ -57,10 +57,13 @@ INLINE U gather(const uint32_t* table, U index) {
   U r;
 #if defined(__AVX512F__)
   r.part[0] = (U::Native)_mm512_i32gather_epi32((__m512i)index.part[0], table, 4);
-#elif defined(__AVX2__)
-  UNROLL for (int i = 0; i < kParts; i++)
-    r.part[i] =
-        (U::Native)_mm256_i32gather_epi32((const int*)table, (__m256i)index.part[i], 4);
+#elif defined(__AVX2__)  // gathers of the processors that have no more than this are slow
+  alignas(32) uint32_t i[kLanes];
+  store(i, index);
+  UNROLL for (int j = 0; j < kLanes; j += 8)
+    r.part[j / 8] = (U::Native)_mm256_set_epi32(
+        (int)table[i[j + 7]], (int)table[i[j + 6]], (int)table[i[j + 5]], (int)table[i[j + 4]],
+        (int)table[i[j + 3]], (int)table[i[j + 2]], (int)table[i[j + 1]], (int)table[i[j]]);
 #else
   UNROLL for (int i = 0; i < kLanes; i++)
     r.part[i / kNative][i % kNative] = table[lane(index, i)];

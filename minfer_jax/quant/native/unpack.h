@@ -27,6 +27,7 @@ struct Packed {
   static constexpr int width = Coded ? 8 : W0 + W1;  // of the bytes
   static constexpr int group = Group;
   static constexpr int groups = 32 / Group;  // of a unit
+  static constexpr bool shared = Fine || W0 <= 2;  // whether units may have a `scale` in common
 
   const uint32_t *bits0, *bits1;
   const Scale* scale;
@@ -76,7 +77,7 @@ struct Packed {
   template <class T>
   INLINE F level(const T* base, const int8_t* fine, int64_t u, int g) const {
     if constexpr (!Fine && groups > 1) return widen(base + (u * groups + g) * kLanes);
-    const F coarse = widen(base + (u >> shift) * kLanes);
+    const F coarse = widen(base + (shared ? u >> shift : u) * kLanes);
     if constexpr (!Fine) return coarse;
     return coarse * widen(fine + (u * groups + g) * kLanes);
   }
@@ -88,7 +89,7 @@ struct Packed {
     UNROLL for (int i = 0; i < W1; i++)
       __builtin_prefetch(bits1 + ((u + ahead) * W1 + i) * kLanes);
     if constexpr (!Fine) {
-      __builtin_prefetch(scale + ((u + ahead) >> shift) * groups * kLanes);
+      __builtin_prefetch(scale + (shared ? (u + ahead) >> shift : u + ahead) * groups * kLanes);
       if constexpr (Low) __builtin_prefetch(low + (u + ahead) * kLanes);
     } else {
       __builtin_prefetch(sub + (u + ahead) * groups * kLanes);
