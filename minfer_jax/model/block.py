@@ -7,11 +7,12 @@ from jaxtyping import Array, Float, Int
 
 from minfer_jax.model import kv_state as kv
 from minfer_jax.model import rope
-from minfer_jax.model.attention import attend
+from minfer_jax.model.attention import Scoring, attend
 from minfer_jax.model.config import LayerSpec, ModelConfig
 from minfer_jax.model.layers import gated_mlp, linear, side_by_side
 from minfer_jax.model.params import LayerParams
 from minfer_jax.quant import native
+from minfer_jax.quant.cache import Cache
 from minfer_jax.quant.native import calls
 from minfer_jax.quant.prologue import RmsNorm, applied
 
@@ -40,11 +41,11 @@ class Place:
 def store(
     x: Float[Array, "B T D"],
     p: LayerParams,
-    k_cache: Float[Array, "L B K S H"],
-    v_cache: Float[Array, "L B K S H"],
+    k_cache: Cache,
+    v_cache: Cache,
     place: Place,
     cfg: ModelConfig,
-) -> tuple[Float[Array, "B T N H"], Array, Array]:
+) -> tuple[Float[Array, "B T N H"], Cache, Cache]:
     """The first half of a block: project, and put keys and values into the cache.
 
     Args:
@@ -67,8 +68,8 @@ def mix(
     x: Float[Array, "B T D"],
     q: Float[Array, "B T N H"],
     p: LayerParams,
-    k_cache: Float[Array, "L B K S H"],
-    v_cache: Float[Array, "L B K S H"],
+    k_cache: Cache,
+    v_cache: Cache,
     place: Place,
     cfg: ModelConfig,
     rows: Int[Array, "B R"] | None = None,
@@ -102,27 +103,31 @@ def mix(
         place.layer,
         positions,
         place.held,
-        _window(place, cfg),
-        cfg.attention_scale,
-        # One row is bound by memory, not arithmetic: it can have float32 for nothing.
-        "float32" if q.shape[1] == 1 else cfg.rounding.many,
+        None,  # sinks
+        Scoring(
+            window=_window(place, cfg),
+            scale=cfg.attention_scale,
+            softcap=cfg.attention_softcap,
+            # One row is bound by memory, not arithmetic: it can have float32 for nothing.
+            dtype="float32" if q.shape[1] == 1 else cfg.rounding.many,
+        ),
     )
     return _finish(x, a, p, cfg)
 
 
 def can_step(cfg: ModelConfig, t: int) -> bool:
     """Whether `step` can do a block: one position, and there is a kernel for its heads."""
-    return t == 1 and native.isa() is not None and calls.supports_head(cfg.head_dim)
+    return t == 1 and native.isa() is not None and calls.supports_heads(cfg.head_dim, cfg.head_dim_v)
 
 
 def step(
     x: Float[Array, "B 1 D"],
     p: LayerParams,
-    k_cache: Float[Array, "L B K S H"],
-    v_cache: Float[Array, "L B K S H"],
+    k_cache: Cache,
+    v_cache: Cache,
     place: Place,
     cfg: ModelConfig,
-) -> tuple[Float[Array, "B 1 D"], Array, Array]:
+) -> tuple[Float[Array, "B 1 D"], Cache, Cache]:
     """A whole block for one position, `store` and `mix` in one: (residual, k_cache, v_cache)."""
     qkv = side_by_side(x, p.qkv, cfg.rounding, p.attn_norm)
     angles = None
@@ -139,6 +144,7 @@ def step(
         place.positions,
         place.held,
         place.slots,
+        None,  # sinks
         n_head=cfg.n_head,
         angles=angles,
         interleaved=cfg.rope_interleaved,
@@ -148,6 +154,7 @@ def step(
         eps=cfg.norm_eps,
         window=_window(place, cfg),
         scale=cfg.attention_scale,
+        softcap=cfg.attention_softcap,
     )
     return _finish(x, a, p, cfg), k_cache, v_cache
 
@@ -184,10 +191,12 @@ def _temperature(positions: Int[Array, "B T"], cfg: ModelConfig) -> Float[Array,
 
 
 def _split_heads(qkv: Float[Array, "B T qkv"], cfg: ModelConfig) -> tuple[Array, Array, Array]:
-    """q [B, T, N, H], k and v [B, T, K, H] out of their concatenation."""
-    heads = qkv.reshape(*qkv.shape[:2], -1, cfg.head_dim)
-    n, k = cfg.n_head, cfg.n_head_kv
-    return heads[:, :, :n], heads[:, :, n : n + k], heads[:, :, n + k :]
+    """q [B, T, N, H], k [B, T, K, H] and v [B, T, K, Hv] out of their concatenation."""
+    queries, keys = cfg.n_head * cfg.head_dim, cfg.n_head_kv * cfg.head_dim
+    q, k, v = jnp.split(qkv, (queries, queries + keys), axis=-1)
+    widths = (cfg.head_dim, cfg.head_dim, cfg.head_dim_v)
+    q, k, v = (x.reshape(*x.shape[:2], -1, h) for x, h in zip((q, k, v), widths, strict=True))
+    return q, k, v
 
 
 def _norm_and_rotate(

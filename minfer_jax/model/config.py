@@ -31,7 +31,8 @@ class ModelConfig:
         arch: `general.architecture`.
         n_layer, n_embd, n_ff, n_vocab: layers L, model width D, feed-forward width F, vocabulary V.
         n_head, n_head_kv: query heads N and kv heads K.
-        head_dim: H, of queries, keys and values.
+        head_dim: H, of queries and keys.
+        value_dim: Hv, of values; 0 where it is H.
         n_ctx_train: the longest context the model was made for, tokens.
         layers: one LayerSpec a layer.
         window: positions that a sliding layer sees, itself included; 0 where no layer slides.
@@ -43,10 +44,11 @@ class ModelConfig:
         attention_scale: factor on q . k.
         attention_temperature: (scale, floor): queries are multiplied by
             1 + scale * ln(1 + position // floor); (0, 1) leaves them alone (Llama 4, Ministral 3).
-        final_softcap: c in c * tanh(logits / c), or 0 for none.
+        attention_softcap: c in c * tanh(score / c) of every score, or 0 for none.
+        final_softcap: likewise of the logits.
         precision: "highest" or "default", as asked for at load.
         rounding: of the factors of products with weights; `many` is that of attention too.
-        cache_dtype: what keys and values are rounded to.
+        cache_dtype: what keys and values are rounded to, one of `quant.cache.TYPES`.
     """
 
     arch: str
@@ -57,6 +59,7 @@ class ModelConfig:
     n_head: int
     n_head_kv: int
     head_dim: int
+    value_dim: int = 0
     n_ctx_train: int
     layers: tuple[LayerSpec, ...]
     window: int = 0
@@ -67,7 +70,13 @@ class ModelConfig:
     embedding_scale: float = 1.0
     attention_scale: float
     attention_temperature: tuple[float, int] = (0.0, 1)
+    attention_softcap: float = 0.0
     final_softcap: float = 0.0
     precision: str = "highest"
     rounding: Rounding = EXACT
     cache_dtype: str = "float32"
+
+    @property
+    def head_dim_v(self) -> int:
+        """Hv, whatever `value_dim` says it by."""
+        return self.value_dim or self.head_dim
