@@ -117,7 +117,9 @@ def mix(
 
 def can_step(cfg: ModelConfig, t: int) -> bool:
     """Whether `step` can do a block: one position, and there is a kernel for its heads."""
-    return t == 1 and native.isa() is not None and calls.supports_heads(cfg.head_dim, cfg.head_dim_v)
+    return (
+        t == 1 and native.isa() is not None and calls.supports_heads(cfg.head_dim, cfg.head_dim_v)
+    )
 
 
 def step(

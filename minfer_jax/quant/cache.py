@@ -1,6 +1,6 @@
 """Rows of keys or values as the cache holds them: plain floats, or q8_0.
 
-q8_0 (ggml's block of that name) keeps 32 neighbours of a row as signed bytes with one float16 scale:
+q8_0 (ggml's block of that name) keeps 32 neighbours of a row as bytes with one float16 scale:
 
     row        x0 .. x31        x32 .. x63
     values     q0 .. q31        q32 .. q63         int8,     q = round(x / d), halves away from 0
@@ -80,8 +80,8 @@ def rounded(x: Float[Array, "... H"], like: Cache) -> Cache:
         return x.astype(like.dtype)
     blocks = x.reshape(*x.shape[:-1], -1, BLOCK)
     largest = jnp.abs(blocks).max(-1, keepdims=True)
-    # Each step rounds as ggml's: XLA would turn x / 127 into x * (1 / 127) were that a constant, and
-    # 2 / (x / 127) into 2 * 127 / x but for the barrier.
+    # Rounded step by step, as ggml does: were the divisor a constant, XLA would multiply by 1 / 127;
+    # but for the barrier it would turn 2 / (x / 127) into 2 * 127 / x.
     d = lax.optimization_barrier(largest / jnp.where(largest == 0, 1.0, 127.0))
     twice = (blocks * jnp.where(d == 0, 0.0, 2.0 / d)).astype(jnp.int32)
     q = lax.div(twice + jnp.sign(twice), jnp.int32(2))
