@@ -80,8 +80,8 @@ def rounded(x: Float[Array, "... H"], like: Cache) -> Cache:
         return x.astype(like.dtype)
     blocks = x.reshape(*x.shape[:-1], -1, BLOCK)
     largest = jnp.abs(blocks).max(-1, keepdims=True)
-    # Rounded step by step, as ggml does: were the divisor a constant, XLA would multiply by 1 / 127;
-    # but for the barrier it would turn 2 / (x / 127) into 2 * 127 / x.
+    # Rounded at each step, as ggml does: were the divisor constant, XLA would multiply by 1 / 127,
+    # and but for the barrier it would turn 2 / (x / 127) into 2 * 127 / x.
     d = lax.optimization_barrier(largest / jnp.where(largest == 0, 1.0, 127.0))
     twice = (blocks * jnp.where(d == 0, 0.0, 2.0 / d)).astype(jnp.int32)
     q = lax.div(twice + jnp.sign(twice), jnp.int32(2))

@@ -192,8 +192,8 @@ def attention_step(
         jax.ShapeDtypeStruct((qkv.shape[0], 1, n_head, v.shape[4]), jnp.float32),
         *(jax.ShapeDtypeStruct(plane.shape, plane.dtype) for plane in cache),
     )
-    # Of the operands 1, 2 and, where there are scales, 7 and 8.
-    aliases = dict(zip((1, 2, 7, 8)[: len(cache)], range(1, 5), strict=False))
+    operands = (1, 2, 7, 8)[: len(cache)]  # the last two where there are scales
+    aliases = {operand: result for result, operand in enumerate(operands, 1)}
     call = jax.ffi.ffi_call(
         "minfer_step", shapes, input_output_aliases=aliases, vmap_method="sequential"
     )
