@@ -27,8 +27,8 @@ TOKENS = np.random.default_rng(0).integers(0, 96, 580).astype(np.int32)
 # The first position, the wraps of the window, and the edges of chunks of 64 and of 512.
 EDGES = (1, 31, 32, 33, WINDOW - 1, WINDOW, WINDOW + 1, 2 * WINDOW + 1, 63, 64, 65, 511, 512, 513)
 # Largest difference of two logits that are the same but for the order of sums; logits have a
-# standard deviation of 2 to 3. Measured: 2e-4.
-CLOSE = 1e-3
+# standard deviation of 2.8. Measured: 9e-6.
+CLOSE = 1e-4
 
 
 @functools.cache
@@ -74,7 +74,6 @@ def logits(implementation: str, arch: str, size: int, chunk: int) -> np.ndarray:
         pytest.param(512, 512, id="512"),
         pytest.param(64, N_CTX, id="64-in-a-full-cache"),
         pytest.param(1, 1, id="one-by-one"),
-        pytest.param(1, 64, id="one-by-one-in-a-larger-ring"),
     ],
 )
 def test_a_ring_equals_a_full_cache(implementation: str, arch: str, size: int, chunk: int):
