@@ -133,11 +133,11 @@ def test_rows_are_written_to_their_slots(cache_type: str):
     for t in (1, 4):
         new = random(t, 2, t, 3, 64)
         slots = jnp.asarray([[8, 2, 9, 9][:t], [9, 0, 1, 7][:t]], jnp.int32)  # 9 is nowhere
-        found = kv.write(empty, new, jnp.uint32(1), slots)
+        found = jax.jit(kv.write)(empty, new, jnp.uint32(1), slots)
+        rows = np.asarray(cache.floats(rounded(new, empty), "float32"))
         expected = np.zeros((2, 2, 3, 9, 64), np.float32)
         for b, i in np.argwhere(np.asarray(slots) < 9):
-            row = cache.rounded(new[b, i], empty)
-            expected[1, b, :, slots[b, i]] = np.asarray(cache.floats(row, "float32"))
+            expected[1, b, :, slots[b, i]] = rows[b, i]
         np.testing.assert_array_equal(np.asarray(cache.floats(found, "float32")), expected)
 
 
@@ -196,7 +196,7 @@ def logits(cache_type: str, sizes: list[int]) -> np.ndarray:
     """Float32 [T, V] of a sequence in calls of so many tokens."""
     cfg, params = model("gemma3", cache_type)
     run = jax.jit(functools.partial(forward), static_argnames=("cfg", "n_out"))
-    state, out, at = kv.init(cfg, 200, chunk=16), [], 0
+    state, out, at = kv.init(cfg, 200, chunk=sizes[0]), [], 0
     for n in sizes:
         positions = jnp.arange(at, at + n, dtype=jnp.int32)[None]
         ids = (11 * positions * positions + 5 * positions + 2) % 96
@@ -206,22 +206,19 @@ def logits(cache_type: str, sizes: list[int]) -> np.ndarray:
     return np.concatenate(out)
 
 
-# A value that lies between two of the cache's may be rounded either way: where sums are taken in
-# another order it then differs by the cache's own step. Measured: 2e-4, 2e-2, 2e-1, 3e-1.
-BOUNDS = {"float32": 1e-3, "float16": 1e-1, "bfloat16": 1.0, Q8_0: 1.0}
-
-
 @pytest.mark.skipif(not native.available(), reason="there are no kernels")
-@pytest.mark.parametrize("cache_type", cache.TYPES)
+@pytest.mark.parametrize("cache_type", ["float16", Q8_0])
 def test_a_long_decode_of_a_model(cache_type: str, monkeypatch: pytest.MonkeyPatch):
+    """A value between two of the cache's may go to either, where sums are taken in another order.
+
+    Then single logits differ by the cache's own step; most differ by far less.
+    """
     found = logits(cache_type, [16] + [1] * 140)
-    exact = logits("float32", [16] + [1] * 140)
     monkeypatch.setenv(native.VARIABLE, native.OFF)
-    expected = logits(cache_type, [16] * 9 + [1] * 12)
-    apart = np.abs(found - expected)
-    assert apart.max() < BOUNDS[cache_type]
-    error = np.abs(exact - expected)
-    assert np.median(apart) <= max(np.median(error) / 2, 1e-5)  # far less than the rounding itself
+    expected, exact = logits(cache_type, [156]), logits("float32", [156])
+    error, apart = (np.abs(a - expected) for a in (exact, found))
+    assert apart.max() < error.max()
+    assert apart.mean() < error.mean() / 4
 
 
 # The state is never copied.
@@ -232,7 +229,7 @@ def test_a_long_decode_of_a_model(cache_type: str, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("t", [1, 16])
 def test_the_state_is_updated_in_place(implementation: str, cache_type: str, t: int):
     cfg, params = model("gemma3", cache_type)
-    state = jax.eval_shape(lambda: kv.init(cfg, 4096, chunk=16))
+    state = jax.eval_shape(lambda: kv.init(cfg, 1 << 16, chunk=16))
     ids = jax.ShapeDtypeStruct((1, t), jnp.int32)
     run = jax.jit(functools.partial(forward), static_argnames="cfg", donate_argnums=3)
     compiled = run.lower(params, ids, ids, state, cfg=cfg).compile()
@@ -243,5 +240,5 @@ def test_the_state_is_updated_in_place(implementation: str, cache_type: str, t: 
         assert not re.findall(rf"= \w+\[{shape}\]\S* copy\(", text)
     used = compiled.memory_analysis()
     assert used is not None
-    assert used.temp_size_in_bytes < kv.nbytes_by_kind(cfg, 4096, chunk=16)[kv.FULL] / 2
-    assert used.alias_size_in_bytes >= sum(kv.nbytes_by_kind(cfg, 4096, chunk=16))
+    assert used.temp_size_in_bytes < kv.nbytes_by_kind(cfg, 1 << 16, chunk=16)[kv.FULL] / 2
+    assert used.alias_size_in_bytes >= sum(kv.nbytes_by_kind(cfg, 1 << 16, chunk=16))

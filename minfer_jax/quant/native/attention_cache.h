@@ -19,7 +19,9 @@ struct Rows {
 
   INLINE F at(int64_t row, int64_t c) const { return widen(values + row * width + c); }
 
-  INLINE void prefetch(int64_t row, int64_t c) const { ahead(values + (row + kRowsAhead) * width + c, width); }
+  INLINE void prefetch(int64_t row, int64_t c) const {
+    ahead(values + (row + kRowsAhead) * width + c, width);
+  }
 
   INLINE void put(int64_t row, const float* x) const {
     for (int64_t c = 0; c < width; c += kLanes) narrow(values + row * width + c, load(x + c));

@@ -54,7 +54,8 @@ bool read_cache(const ffi::AnyBuffer& k, const ffi::AnyBuffer& v, uint32_t layer
             : k.element_type() == ffi::S8  ? Cache::q8
                                            : Cache::bf16;
   for (auto [from, to] : {std::pair(&k, &a.k), std::pair(&v, &a.v)}) {
-    to->values = static_cast<char*>(from->untyped_data()) + (int64_t)from->size_bytes() / dims[0] * layer;
+    const int64_t offset = (int64_t)from->size_bytes() / dims[0] * layer;
+    to->values = static_cast<char*>(from->untyped_data()) + offset;
     to->scales = a.cache == Cache::q8 ? extras.scales(dims[0], layer) : nullptr;
   }
   return true;

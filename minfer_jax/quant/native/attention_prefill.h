@@ -134,7 +134,7 @@ void attend_tile(const Attention& a, int64_t b, int64_t head, int64_t r0, int ro
       if (seen == Sight::some) mask_row(a, at[r], held, count, width, row);
       F largest = load(row);
       for (int i = kLanes; i < width; i += kLanes) largest = max(largest, load(row + i));
-      const float new_top = most(top(largest), tops[r]);
+      const float new_top = most(top(largest), tops[r]);  // in this order a sink that is NaN stays
       F total = splat(0.0f);
       for (int i = 0; i < width; i += columns * kLanes) {
         F x[columns];
