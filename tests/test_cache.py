@@ -19,10 +19,11 @@ from minfer_jax.model import kv_state as kv
 from minfer_jax.model.attention import Scoring, attend
 from minfer_jax.model.config import ModelConfig, ModelError
 from minfer_jax.model.forward import forward
-from minfer_jax.model.params import Params
+from minfer_jax.model.params import Linear, Params
 from minfer_jax.quant import cache, native
 from minfer_jax.quant.cache import Q8_0, Cache, Q8Cache
 from minfer_jax.quant.native import calls
+from minfer_jax.quant.qtensor import stack_blocks
 from tests.conftest import KERNELS, XLA
 from tests.helpers.tiny_models import load, tiny_model
 
@@ -242,3 +243,34 @@ def test_the_state_is_updated_in_place(implementation: str, cache_type: str, t: 
     assert used is not None
     assert used.temp_size_in_bytes < kv.nbytes_by_kind(cfg, 1 << 16, chunk=16)[kv.FULL] / 2
     assert used.alias_size_in_bytes >= sum(kv.nbytes_by_kind(cfg, 1 << 16, chunk=16))
+
+
+# Values of another size than keys, through a whole model.
+
+
+@pytest.mark.parametrize("implementation", (XLA, *KERNELS[:1]), indirect=True)
+def test_a_model_whose_values_are_of_another_size(implementation: str):
+    cfg, params = model("llama", "float32")
+    cfg = dataclasses.replace(cfg, value_dim=16, attention_softcap=3.0)
+
+    def dense(seed: int, n: int, k: int) -> Linear:
+        layers = [np.asarray(random(seed + i, n, k)) / k**0.5 for i in range(cfg.n_layer)]
+        raws = [[layer.astype(np.float32).view(np.uint8)] for layer in layers]
+        return Linear(weight=stack_blocks(raws, 0))
+
+    (group,) = params.groups
+    n, heads_kv = cfg.n_head, cfg.n_head_kv
+    qkv = dense(0, (n + heads_kv) * 32 + heads_kv * 16, cfg.n_embd)
+    group = dataclasses.replace(group, qkv=(qkv,), attn_output=dense(9, cfg.n_embd, n * 16))
+    params = dataclasses.replace(params, groups=(group,))
+    run = jax.jit(functools.partial(forward), static_argnames=("cfg", "n_out"))
+    ids = jnp.arange(12, dtype=jnp.int32)[None]
+    whole, _ = run(params, ids, ids, kv.init(cfg, 12), cfg=cfg, n_out=12)
+    state, rows = kv.init(cfg, 12), []
+    for p in range(12):
+        one = ids[:, p : p + 1]
+        row, state = run(params, one, one, state, cfg=cfg, n_out=1)
+        rows.append(np.asarray(row[0, 0]))
+    assert state.v[kv.FULL].shape == (cfg.n_layer, 1, heads_kv, 12, 16)
+    assert np.asarray(whole).std() > 0.5
+    np.testing.assert_allclose(np.stack(rows), np.asarray(whole[0]), rtol=0, atol=2e-4)
