@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 
+from minfer_jax.model import kv_state
 from minfer_jax.model.config import ModelConfig
 from minfer_jax.model.params import Params
 
@@ -26,7 +27,7 @@ def kv_bytes(cfg: ModelConfig, depth: int, n_gen: int) -> float:
         n_gen: tokens generated. The first is drawn by the last token of that context, or by a
             first token where there is none, which sees itself and what is before it.
     """
-    row = 2 * cfg.n_head_kv * cfg.head_dim * jax.numpy.dtype(cfg.cache_dtype).itemsize
+    row = kv_state.row_bytes(cfg)
     seen = max(depth, 1) + np.arange(n_gen)
     n_sliding = sum(spec.sliding for spec in cfg.layers)
     full = (cfg.n_layer - n_sliding) * seen.mean()

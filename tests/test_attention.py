@@ -10,14 +10,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from minfer_jax.model.attention import BLOCK, TILE, attend, mask, plain_attention
-from minfer_jax.quant import native
+from minfer_jax.model.attention import BLOCK, TILE, Scoring, attend, mask, plain_attention
+from minfer_jax.quant import cache, native
 
 HEAD = 32
 SCALE = 1.0 / math.sqrt(HEAD)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 7, 8, 9))
+@functools.partial(jax.jit, static_argnums=(0, 8))
 def compiled(kernels: bool, *args) -> jax.Array:
     del kernels
     return attend(*args)
@@ -28,7 +28,7 @@ def attended(*args) -> jax.Array:
     return compiled(native.isa() is not None, *args)
 
 
-plain = jax.jit(plain_attention, static_argnums=(5, 6))
+plain = jax.jit(plain_attention, static_argnums=6)
 
 
 def random(seed: int, *shape: int) -> jax.Array:
@@ -50,36 +50,46 @@ def batch_of(*rows: np.ndarray) -> jax.Array:
 
 def both(
     q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
+    k: cache.Cache,
+    v: cache.Cache,
     layer: int,
     q_positions: jax.Array,
     k_positions: jax.Array,
     window: int,
     dtype: str = "float32",
+    sinks: jax.Array | None = None,
+    softcap: float = 0.0,
 ) -> tuple[np.ndarray, np.ndarray]:
     """(`attend`, `plain_attention`) of one layer of k and v."""
     scale = 1.0 / math.sqrt(q.shape[-1])
-    at = jnp.uint32(layer)
-    found = attended(q, k, v, at, q_positions, k_positions, window, scale, dtype)
-    expected = plain(q, k[layer], v[layer], q_positions, k_positions, window, scale)
+    how = Scoring(window=window, scale=scale, softcap=softcap, dtype=dtype)
+    found = attended(q, k, v, jnp.uint32(layer), q_positions, k_positions, sinks, how)
+    k, v = jax.tree.map(lambda plane: plane[layer], (k, v))
+    expected = plain(q, k, v, q_positions, k_positions, sinks, how)
     assert found.dtype == jnp.float32
     return np.asarray(found), np.asarray(expected)
 
 
-def test_plain_form_is_the_definition():
-    q, k, v = random(0, 1, 3, 4, HEAD), random(1, 1, 2, 6, HEAD), random(2, 1, 2, 6, HEAD)
+@pytest.mark.parametrize(("softcap", "sunk"), [(0.0, False), (1.5, False), (1.5, True)])
+def test_plain_form_is_the_definition(softcap: float, sunk: bool):
+    q, k, v = random(0, 1, 3, 4, HEAD), random(1, 1, 2, 6, HEAD), random(2, 1, 2, 6, 8)
+    sinks = random(3, 4) if sunk else None
     qp, kp, window = [3, 5, -1], [3, 4, 5, -1, 1, 2], 3
-    found = plain_attention(q, k, v, batch_of(np.array(qp)), batch_of(np.array(kp)), window, SCALE)
-    expected = np.zeros((3, 4, HEAD))
+    how = Scoring(window=window, scale=SCALE, softcap=softcap)
+    at, held = batch_of(np.array(qp)), batch_of(np.array(kp))
+    found = plain_attention(q, k, v, at, held, sinks, how)
+    expected = np.zeros((3, 4, 8))
     for t, p in enumerate(qp):
         seen = [s for s, o in enumerate(kp) if 0 <= o <= p and p - o < window]
         for head in range(4):
             if seen:  # 4 heads share 2 kv heads: 0 and 1 the first
                 kh, vh = (np.asarray(a[0, head // 2], np.float64) for a in (k, v))
                 scores = SCALE * kh[seen] @ np.asarray(q[0, t, head], np.float64)
-                weights = np.exp(scores - scores.max())
-                expected[t, head] = (weights / weights.sum()) @ vh[seen]
+                if softcap:
+                    scores = softcap * np.tanh(scores / softcap)
+                weights = np.exp(scores)
+                sink = 0.0 if sinks is None else np.exp(float(sinks[head]))
+                expected[t, head] = (weights / (weights.sum() + sink)) @ vh[seen]
     np.testing.assert_allclose(np.asarray(found[0]), expected, rtol=0, atol=1e-6)
 
 
@@ -147,16 +157,24 @@ HEADS = [
     pytest.param(64, 7, 2, id="qwen2.5-0.5b"),
     pytest.param(128, 2, 8, id="qwen3-0.6b"),
     pytest.param(96, 1, 2, id="96"),
+    pytest.param(80, 4, 2, id="phi-2"),
     pytest.param(32, 5, 1, id="five-queries"),
     pytest.param(160, 8, 1, id="eight-queries"),
 ]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def cached(x: jax.Array, kind: str) -> cache.Cache:
+    """Rows [..., H] in a type of cache."""
+    return cache.rounded(x, cache.empty(x.shape[-1:], kind))
+
+
+@pytest.mark.parametrize("kind", cache.TYPES)
 @pytest.mark.parametrize(("h", "groups", "heads_kv"), HEADS)
-def test_heads_and_caches(kernels: str, h: int, groups: int, heads_kv: int, dtype: str):
+def test_heads_and_caches(kernels: str, h: int, groups: int, heads_kv: int, kind: str):
+    if kind == cache.Q8_0 and h % cache.BLOCK:
+        pytest.skip("q8_0 does not take heads of this size")
     n_slots = 300
-    k, v = (random(i, 1, 2, heads_kv, n_slots, h).astype(dtype) for i in (1, 2))
+    k, v = (cached(random(i, 1, 2, heads_kv, n_slots, h), kind) for i in (1, 2))
     k_positions = batch_of(slots(1000, n_slots), slots(40, n_slots))
     for t in (1, 19):
         q = random(0, 2, t, groups * heads_kv, h)
@@ -165,6 +183,90 @@ def test_heads_and_caches(kernels: str, h: int, groups: int, heads_kv: int, dtyp
         np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
         found, expected = both(q, k, v, 0, q_positions, k_positions, 270, "bfloat16")
         np.testing.assert_allclose(found, expected, rtol=0, atol=2e-2)
+
+
+# A cap, sinks, values of another size than keys.
+
+VARIANTS = [  # H, Hv, heads, kv heads, cap, whether there are sinks, cache
+    pytest.param(64, 64, 8, 1, 0.0, True, "float16", id="gpt-oss"),
+    pytest.param(128, 128, 4, 2, 2.0, False, "float16", id="gemma2"),
+    pytest.param(192, 128, 4, 4, 0.0, False, "bfloat16", id="deepseek"),
+    pytest.param(96, 32, 6, 2, 1.0, True, "q8_0", id="all"),
+    pytest.param(32, 80, 3, 1, 1.0, True, "float32", id="short-keys"),
+    pytest.param(24, 40, 4, 2, 1.0, True, "float32", id="no-kernel"),
+]
+
+
+@pytest.mark.parametrize(("h", "h_v", "n", "heads_kv", "softcap", "sunk", "kind"), VARIANTS)
+def test_variants_equal_the_plain_form(
+    implementation: str,
+    h: int,
+    h_v: int,
+    n: int,
+    heads_kv: int,
+    softcap: float,
+    sunk: bool,
+    kind: str,
+):
+    n_slots = BLOCK + 44
+    k = cached(random(1, 2, 2, heads_kv, n_slots, h), kind)
+    v = cached(random(2, 2, 2, heads_kv, n_slots, h_v), kind)
+    sinks = 2 * random(3, n) if sunk else None
+    held = batch_of(slots(n_slots + 20, n_slots), slots(40, n_slots))
+    for t in (1, TILE + 3):
+        q = 3 * random(0, 2, t, n, h)
+        at = np.arange(n_slots + 21 - t, n_slots + 21), np.r_[np.arange(41)[-t:], [-1] * (t - 41)]
+        found, expected = both(q, k, v, 1, batch_of(*at), held, 200, "float32", sinks, softcap)
+        assert found.shape == (2, t, n, h_v)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=3e-6)
+        assert not found[1, 41:].any()
+
+
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    h=st.integers(1, 12),
+    h_v=st.integers(1, 12),
+    groups=st.integers(1, 9),
+    heads_kv=st.integers(1, 3),
+    t=st.sampled_from([1, 2, 9]),
+    n_slots=st.integers(9, 140),
+    softcap=st.sampled_from([0.0, 2.5]),
+    sink=st.sampled_from([None, -np.inf, -50.0, 0.5, 50.0]),
+)
+def test_any_shape(
+    kernels: str,
+    h: int,
+    h_v: int,
+    groups: int,
+    heads_kv: int,
+    t: int,
+    n_slots: int,
+    softcap: float,
+    sink: float | None,
+):
+    n = groups * heads_kv
+    k, v = (random(i, 1, 1, heads_kv, n_slots, 16 * size) for i, size in ((1, h), (2, h_v)))
+    sinks = None if sink is None else jnp.full(n, sink, jnp.float32)
+    q, at = random(0, 1, t, n, 16 * h), batch_of(np.arange(n_slots - t, n_slots))
+    held = batch_of(slots(n_slots - 1, n_slots))
+    found, expected = both(q, k, v, 0, at, held, 0, "float32", sinks, softcap)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=3e-6)
+
+
+@pytest.mark.parametrize("t", [1, 5])
+def test_a_cap_keeps_small_scores_and_bounds_large_ones(implementation: str, t: int):
+    """tanh(x) is x near 0, whatever the cap; and 1 far from it."""
+    k, v = random(1, 1, 1, 1, 300, HEAD), random(2, 1, 1, 1, 300, HEAD)
+    at, held = batch_of(np.arange(290, 290 + t)), batch_of(slots(295, 300))
+    q = random(0, 1, t, 2, HEAD)
+    found, _ = both(q, k, v, 0, at, held, 0, softcap=1e5)
+    free, _ = both(q, k, v, 0, at, held, 0)
+    np.testing.assert_allclose(found, free, rtol=0, atol=2e-6)
+    for size in (1.0, 30.0, 1e6):
+        found, expected = both(size * q, k, v, 0, at, held, 0, softcap=3.0)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=3e-6)
 
 
 @pytest.mark.parametrize("t", [1, 200])
@@ -190,17 +292,19 @@ def test_scores_of_any_size(implementation: str, t: int):
         np.testing.assert_allclose(found, expected, rtol=0, atol=2e-4)
 
 
-@pytest.mark.parametrize("where", ["q", "k", "v"])
+@pytest.mark.parametrize("where", ["q", "k", "v", "sinks"])
 @pytest.mark.parametrize("t", [1, 5])
 def test_what_is_not_a_number_stays_none(implementation: str, t: int, where: str):
     q = random(0, 1, t, 2, HEAD)
     k, v = random(1, 1, 1, 2, 300, HEAD), random(2, 1, 1, 2, 300, HEAD)
-    at = {"q": (0, t - 1, 0, 3), "k": (0, 0, 0, 7, 3), "v": (0, 0, 0, 7, slice(None))}[where]
-    bad = {"q": q, "k": k, "v": v}
-    bad[where] = bad[where].at[at].set(jnp.nan)
+    sinks = jnp.zeros(2, jnp.float32)
+    at = {"q": (0, t - 1, 0, 3), "k": (0, 0, 0, 7, 3), "v": (0, 0, 0, 7, slice(None)), "sinks": 0}
+    bad = {"q": q, "k": k, "v": v, "sinks": sinks}
+    bad[where] = bad[where].at[at[where]].set(jnp.nan)
     q_positions, k_positions = batch_of(np.arange(290, 290 + t)), batch_of(slots(289 + t, 300))
-    found, _ = both(bad["q"], bad["k"], bad["v"], 0, q_positions, k_positions, 0)
-    good, _ = both(q, k, v, 0, q_positions, k_positions, 0)
+    places = (0, q_positions, k_positions, 0, "float32")
+    found, _ = both(bad["q"], bad["k"], bad["v"], *places, bad["sinks"], 5.0)
+    good, _ = both(q, k, v, *places, sinks, 5.0)
     assert np.isnan(found[0, t - 1, 0]).all()  # the last query, of the first head
     np.testing.assert_array_equal(found[0, :, 1], good[0, :, 1])
 
@@ -228,43 +332,48 @@ def test_what_an_earlier_run_left_changes_nothing(implementation: str):
 def test_a_row_that_sees_nothing_is_zero(implementation: str):
     q, k, v = random(0, 1, 3, 2, HEAD), random(1, 1, 1, 1, 300, HEAD), random(2, 1, 1, 1, 300, HEAD)
     nothing = np.full(300, -1)
-    for q_positions in ([-1, -1, -1], [0, 1, 2]):
-        found, expected = both(q, k, v, 0, batch_of(np.array(q_positions)), batch_of(nothing), 0)
-        assert not found.any()
-        assert not expected.any()
+    for sinks in (None, jnp.asarray([0.0, -jnp.inf], jnp.float32)):
+        for at in ([-1, -1, -1], [0, 1, 2]):
+            places = (0, batch_of(np.array(at)), batch_of(nothing), 0, "float32")
+            found, expected = both(q, k, v, *places, sinks)
+            assert not found.any()
+            assert not expected.any()
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [("float16", 2e-3), ("bfloat16", 2e-2)])
 def test_rounded_factors(implementation: str, dtype: str, bound: float):
     q = random(0, 1, 5, 4, HEAD)
     k, v = random(1, 1, 1, 2, 300, HEAD), random(2, 1, 1, 2, 300, HEAD)
-    cached = k.astype(dtype), v.astype(dtype)
+    narrow = k.astype(dtype), v.astype(dtype)
     q_positions, k_positions = batch_of(np.arange(290, 295)), batch_of(slots(294, 300))
-    found, _ = both(q, *cached, 0, q_positions, k_positions, 0, dtype)
+    found, _ = both(q, *narrow, 0, q_positions, k_positions, 0, dtype)
     exact, _ = both(q, k, v, 0, q_positions, k_positions, 0)
     error = np.abs(found - exact).max()
     assert 0 < error < bound
 
 
-@pytest.mark.parametrize("window", [0, 6])
-def test_gradients_equal_those_of_the_plain_form(implementation: str, window: int):
+@pytest.mark.parametrize(("window", "softcap", "sunk"), [(0, 0.0, False), (6, 1.5, True)])
+def test_gradients_equal_those_of_the_plain_form(
+    implementation: str, window: int, softcap: float, sunk: bool
+):
     q = random(0, 1, 5, 4, HEAD)
-    k, v = random(1, 2, 1, 2, 300, HEAD), random(2, 2, 1, 2, 300, HEAD)
+    k, v = random(1, 2, 1, 2, 300, HEAD), random(2, 2, 1, 2, 300, 16)
+    sinks = random(4, 4) if sunk else None
     q_positions = batch_of(np.array([7, 8, 9, -1, -1]))
     k_positions = batch_of(slots(9, 300))
-    c = random(3, 1, 5, 4, HEAD)
+    c = random(3, 1, 5, 4, 16)
+    how = Scoring(window=window, scale=SCALE, softcap=softcap)
 
-    def loss_blocked(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        at = jnp.uint32(1)
-        out = attended(q, k, v, at, q_positions, k_positions, window, SCALE, "float32")
+    def loss_blocked(q: jax.Array, k: jax.Array, v: jax.Array, sinks: jax.Array) -> jax.Array:
+        out = attended(q, k, v, jnp.uint32(1), q_positions, k_positions, sinks, how)
         return jnp.sum(out * c)
 
-    def loss_plain(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        return jnp.sum(plain_attention(q, k[1], v[1], q_positions, k_positions, window, SCALE) * c)
+    def loss_plain(q: jax.Array, k: jax.Array, v: jax.Array, sinks: jax.Array) -> jax.Array:
+        return jnp.sum(plain_attention(q, k[1], v[1], q_positions, k_positions, sinks, how) * c)
 
-    found = jax.jit(jax.grad(loss_blocked, argnums=(0, 1, 2)))(q, k, v)
-    expected = jax.jit(jax.grad(loss_plain, argnums=(0, 1, 2)))(q, k, v)
-    for a, b in zip(found, expected, strict=True):
+    found = jax.jit(jax.grad(loss_blocked, argnums=(0, 1, 2, 3)))(q, k, v, sinks)
+    expected = jax.jit(jax.grad(loss_plain, argnums=(0, 1, 2, 3)))(q, k, v, sinks)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert np.abs(np.asarray(b)).max() > 1e-3
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=0, atol=2e-6)
         assert np.isfinite(np.asarray(a)).all()

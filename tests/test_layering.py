@@ -38,7 +38,7 @@ LAYERS = (
     "quant.formats.base quant.formats.codebooks quant.formats.grids",
     "quant.formats.*",
     "quant.formats",
-    "quant.qtensor quant.prologue",
+    "quant.qtensor quant.prologue quant.cache",
     "quant.native",
     "quant.xla quant.native.calls",
     "quant.matmul",

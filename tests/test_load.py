@@ -121,7 +121,7 @@ KEYS: list[tuple[dict[str, Any], str]] = [
     ({"attention.head_count": 5}, "head_count 5 is not a multiple of head_count_kv 2"),
     ({"attention.head_count_kv": 0}, "llama.attention.head_count_kv is 0, expected a whole"),
     ({"attention.head_count_kv": [2, 1, 2]}, "differs from layer to layer ([2, 1, 2]...)"),
-    ({"attention.value_length": 8}, "value_length 8 differs from key_length 16"),
+    ({"attention.value_length": 8}, "blk.0.attn_v.weight has shape [32, 64], expected [16, 64]"),
     ({"attention.layer_norm_rms_epsilon": None}, "no key llama.attention.layer_norm_rms_epsilon"),
     ({"attention.layer_norm_rms_epsilon": float("nan")}, "is nan, expected a number >= 0"),
     ({"rope.dimension_count": 7}, "llama.rope.dimension_count is 7, expected an even number"),

@@ -119,7 +119,7 @@ def test_a_library_that_is_of_another_version(
 
 DIGESTS = """
 import hashlib, jax, jax.numpy as jnp, numpy as np
-from minfer_jax.model.attention import attend
+from minfer_jax.model.attention import Scoring, attend
 from minfer_jax.quant import native
 from minfer_jax.quant.experts import expert_product
 from minfer_jax.quant.matmul import EXACT, Rounding, qmatmul
@@ -144,7 +144,7 @@ for name in native.available():
     for t in (1, 70):
         at = last[:, -t:]
         results.append(
-            attend(q[:, -t:], k, v, jnp.uint32(0), at, held, 0, 0.125, "float32")
+            attend(q[:, -t:], k, v, jnp.uint32(0), at, held, None, Scoring(scale=0.125))
         )
     print(name, *(hashlib.sha256(np.asarray(r).tobytes()).hexdigest()[:16] for r in results))
 """

@@ -1,9 +1,11 @@
 """Causal grouped-query attention over the KV state.
 
-In this file M = G * T are the query rows of one kv head, C the slots of a block.
+In this file M = G * T are the query rows of one kv head, C the slots of a block, Hv the size of a
+value (that of a query and a key is H).
 """
 
 import functools
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from minfer_jax.quant import native
+from minfer_jax.quant.cache import Cache, floats
 from minfer_jax.quant.native import calls
 
 BLOCK = 256  # slots that one step looks at
@@ -28,19 +31,35 @@ def mask(
     return seen & (qp - kp < window) if window else seen
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(6, 7, 8))
+@dataclass(frozen=True, kw_only=True)
+class Scoring:
+    """How a query weighs keys: what a compiled program depends on.
+
+    Attributes:
+        window: positions that a query sees, itself included; 0 for all.
+        scale: factor on q . k.
+        softcap: c in c * tanh(score / c), of the scaled score; 0 for none (Gemma 2).
+        dtype: what the factors of both products are rounded to; scores and sums are float32.
+    """
+
+    window: int = 0
+    scale: float
+    softcap: float = 0.0
+    dtype: str = "float32"
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(7,))
 def attend(
     q: Float[Array, "B T N H"],
-    k: Float[Array, "L B K S H"],
-    v: Float[Array, "L B K S H"],
+    k: Cache,
+    v: Cache,
     layer: Int[Array, ""],
     q_positions: Int[Array, "B T"],
     k_positions: Int[Array, "B S"],
-    window: int,
-    scale: float,
-    dtype: str,
-) -> Float[Array, "B T N H"]:
-    """softmax(scale * q k^T, over the slots that the mask leaves) v.
+    sinks: Float[Array, " N"] | None,
+    scoring: Scoring,
+) -> Float[Array, "B T N Hv"]:
+    """softmax(scores of q and k, over the slots that the mask leaves) v.
 
     In plain XLA it works through blocks of slots with a running softmax (Milakov & Gimelshein
     2018), from the first to the last block that any query can see: neither time nor memory grows
@@ -48,19 +67,19 @@ def attend(
 
     Args:
         q: queries, float32.
-        k: keys of all layers of a kind, cache dtype.
-        v: values, likewise.
+        k: keys of all layers of a kind, [L, B, K, S, H].
+        v: values, likewise, [L, B, K, S, Hv].
         layer: which of them; an index, so that no layer is copied out of the stack.
         q_positions: -1 marks padding, whose output is 0.
         k_positions: the position that each slot holds, -1 if empty.
-        window: positions that a query sees, itself included; 0 for all.
-        scale: factor on the scores.
-        dtype: what the factors of both products are rounded to; scores and sums are float32.
+        sinks: float32; one more score of each query head, that has no value: the weights of the
+            slots sum to less than 1 (gpt-oss; Xiao et al. 2023). None for none.
+        scoring: static.
 
     Returns:
-        float32 [B, T, N, H].
+        float32 [B, T, N, Hv].
     """
-    if native.isa() is not None and calls.supports_head(q.shape[3]):
+    if native.isa() is not None and calls.supports_heads(q.shape[3], v.shape[4]):
         return calls.attention(
             q,
             k,
@@ -68,51 +87,45 @@ def attend(
             layer,
             q_positions,
             k_positions,
-            window=window,
-            scale=scale,
-            bfloat16=dtype == "bfloat16",
+            sinks,
+            window=scoring.window,
+            scale=scoring.scale,
+            softcap=scoring.softcap,
+            bfloat16=scoring.dtype == "bfloat16",
         )
     t = q.shape[1]
     if t <= TILE:
-        return _attend_tile(q, k, v, layer, q_positions, k_positions, window, scale, dtype)
+        return _attend_tile(q, k, v, layer, q_positions, k_positions, sinks, scoring)
     pad = -t % TILE
     q = jnp.pad(q, ((0, 0), (0, pad), (0, 0), (0, 0)))
     q_positions = jnp.pad(q_positions, ((0, 0), (0, pad)), constant_values=-1)
 
     def tile(start: Array) -> Array:
-        return _attend_tile(
-            lax.dynamic_slice_in_dim(q, start, TILE, 1),
-            k,
-            v,
-            layer,
-            lax.dynamic_slice_in_dim(q_positions, start, TILE, 1),
-            k_positions,
-            window,
-            scale,
-            dtype,
-        )
+        q_tile, at = (lax.dynamic_slice_in_dim(x, start, TILE, 1) for x in (q, q_positions))
+        return _attend_tile(q_tile, k, v, layer, at, k_positions, sinks, scoring)
 
-    tiles = lax.map(tile, jnp.arange(0, t + pad, TILE))  # tiles B TILE N H
-    return jnp.moveaxis(tiles, 0, 1).reshape(q.shape)[:, :t]
+    tiles = lax.map(tile, jnp.arange(0, t + pad, TILE))  # tiles B TILE N Hv
+    return jnp.moveaxis(tiles, 0, 1).reshape(*q.shape[:3], v.shape[4])[:, :t]
 
 
-def _attend_tile(q, k, v, layer, q_positions, k_positions, window, scale, dtype):
+def _attend_tile(q, k, v, layer, q_positions, k_positions, sinks, scoring):
     b, t, n, h = q.shape
-    heads_kv, n_slots = k.shape[2], k.shape[3]
+    heads_kv, n_slots, h_v = *k.shape[2:4], v.shape[4]
     groups = n // heads_kv
     block = min(BLOCK, n_slots)
+    dtype = scoring.dtype
     q = q.reshape(b, t, heads_kv, groups, h).transpose(0, 2, 3, 1, 4)  # B K G T H
-    q = (q * jnp.float32(scale)).reshape(b, heads_kv, groups * t, h).astype(dtype)  # B K M H
+    q = (q * jnp.float32(scoring.scale)).reshape(b, heads_kv, groups * t, h).astype(dtype)
 
     def step(i: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        top, total, acc = carry  # B K M 1, B K M 1, B K M H
+        top, total, acc = carry  # B K M 1, B K M 1, B K M Hv
         start = jnp.minimum(i * block, n_slots - block)  # the last block may overlap the one before
-        k_block, v_block = (_block(cache, layer, start, block).astype(dtype) for cache in (k, v))
+        k_block, v_block = (floats(_block(cache, layer, start, block), dtype) for cache in (k, v))
         held = lax.dynamic_slice_in_dim(k_positions, start, block, 1)
         fresh = (start + jnp.arange(block) >= i * block)[None]
-        seen = mask(q_positions, jnp.where(fresh, held, -1), window)  # B T C
+        seen = mask(q_positions, jnp.where(fresh, held, -1), scoring.window)  # B T C
         seen = jnp.tile(seen[:, None], (1, 1, groups, 1))  # B 1 M C
-        scores = _dot("bkmh,bkch->bkmc", q, k_block)
+        scores = _capped(_dot("bkmh,bkch->bkmc", q, k_block), scoring.softcap)
         scores = jnp.where(seen, scores, _NEVER)
         new_top = jnp.maximum(top, scores.max(-1, keepdims=True))
         weights = jnp.where(seen, jnp.exp(scores - new_top), 0.0)
@@ -122,24 +135,32 @@ def _attend_tile(q, k, v, layer, q_positions, k_positions, window, scale, dtype)
         return new_top, total, acc
 
     rows = (b, heads_kv, groups * t)
-    carry = (
-        jnp.full((*rows, 1), _NEVER, jnp.float32),
-        jnp.zeros((*rows, 1), jnp.float32),
-        jnp.zeros((*rows, h), jnp.float32),
-    )
-    first, last = _visible_blocks(q_positions, n_slots, block, window)
+    if sinks is None:
+        top, total = jnp.full((*rows, 1), _NEVER, jnp.float32), jnp.zeros((*rows, 1), jnp.float32)
+    else:  # as if each row had seen its sink, with a value of 0
+        top = jnp.repeat(sinks.reshape(1, heads_kv, groups), t, axis=2)  # 1 K M
+        top, total = jnp.broadcast_to(top, rows)[..., None], jnp.ones((*rows, 1), jnp.float32)
+    first, last = _visible_blocks(q_positions, n_slots, block, scoring.window)
+    carry = (top, total, jnp.zeros((*rows, h_v), jnp.float32))
     _, total, acc = lax.fori_loop(first, last, step, carry)
     out = acc / jnp.maximum(total, 1e-30)
-    return out.reshape(b, heads_kv, groups, t, h).transpose(0, 3, 1, 2, 4).reshape(b, t, n, h)
+    return out.reshape(b, heads_kv, groups, t, h_v).transpose(0, 3, 1, 2, 4).reshape(b, t, n, h_v)
 
 
-def _block(cache: Float[Array, "L B K S H"], layer: Array, start: Array, size: int) -> Array:
+def _block(cache: Cache, layer: Array, start: Array, size: int) -> Cache:
     """[B, K, size, H] of one layer, from slot `start` on."""
     zero = jnp.uint32(0)
-    shape = (1, cache.shape[1], cache.shape[2], size, cache.shape[4])
-    return lax.dynamic_slice(
-        cache, (layer.astype(jnp.uint32), zero, zero, start.astype(jnp.uint32), zero), shape
-    )[0]
+    at = (layer.astype(jnp.uint32), zero, zero, start.astype(jnp.uint32), zero)
+
+    def cut(plane: Array) -> Array:
+        shape = (1, *plane.shape[1:3], size, plane.shape[4])
+        return lax.dynamic_slice(plane, at, shape)[0]
+
+    return jax.tree.map(cut, cache)
+
+
+def _capped(scores: Float[Array, "..."], softcap: float) -> Float[Array, "..."]:
+    return softcap * jnp.tanh(scores / softcap) if softcap else scores
 
 
 def _dot(spec: str, a: Array, b: Array) -> Array:
@@ -166,31 +187,41 @@ def _visible_blocks(
 
 
 @attend.defjvp
-def _attend_jvp(window: int, scale: float, dtype: str, primals, tangents):
+def _attend_jvp(scoring: Scoring, primals, tangents):
     """A loop of data-dependent length has no reverse mode: differentiate the plain form instead."""
-    del dtype
-    q, k, v, layer, q_positions, k_positions = primals
+    q, k, v, layer, q_positions, k_positions, sinks = primals
 
-    def plain(q: Array, k: Array, v: Array) -> Array:
-        return plain_attention(q, k[layer], v[layer], q_positions, k_positions, window, scale)
+    def plain(q: Array, k: Cache, v: Cache, sinks: Array | None) -> Array:
+        k, v = jax.tree.map(lambda plane: plane[layer], (k, v))
+        return plain_attention(q, k, v, q_positions, k_positions, sinks, scoring)
 
-    return jax.jvp(plain, (q, k, v), tangents[:3])
+    return jax.jvp(plain, (q, k, v, sinks), (*tangents[:3], tangents[6]))
 
 
 def plain_attention(
     q: Float[Array, "B T N H"],
-    k: Float[Array, "B K S H"],
-    v: Float[Array, "B K S H"],
+    k: Cache,
+    v: Cache,
     q_positions: Int[Array, "B T"],
     k_positions: Int[Array, "B S"],
-    window: int,
-    scale: float,
-) -> Float[Array, "B T N H"]:
-    """What `attend` computes, in float32 with the whole [T, S] matrix of scores; differentiable."""
+    sinks: Float[Array, " N"] | None,
+    scoring: Scoring,
+) -> Float[Array, "B T N Hv"]:
+    """What `attend` computes of one layer, k [B, K, S, H] and v [B, K, S, Hv].
+
+    In float32, whatever `scoring.dtype` says, and with the whole [T, S] matrix of scores;
+    differentiable.
+    """
     b, t, n, h = q.shape
-    q = q.reshape(b, t, k.shape[1], -1, h)
-    k, v = k.astype(jnp.float32), v.astype(jnp.float32)
-    seen = mask(q_positions, k_positions, window)[:, None, None]  # B 1 1 T S
-    scores = jnp.where(seen, _dot("btkgh,bksh->bkgts", q, k) * jnp.float32(scale), _NEVER)
-    weights = jnp.where(seen, jax.nn.softmax(scores, axis=-1), 0.0)
-    return _dot("bkgts,bksh->btkgh", weights, v).reshape(b, t, n, h)
+    heads_kv, h_v = k.shape[1], v.shape[3]
+    q = q.reshape(b, t, heads_kv, -1, h)
+    k, v = floats(k, "float32"), floats(v, "float32")
+    seen = mask(q_positions, k_positions, scoring.window)[:, None, None]  # B 1 1 T S
+    scores = _dot("btkgh,bksh->bkgts", q, k) * jnp.float32(scoring.scale)
+    scores = jnp.where(seen, _capped(scores, scoring.softcap), _NEVER)
+    if sinks is not None:
+        column = sinks.reshape(1, heads_kv, -1, 1, 1)
+        scores = jnp.concatenate([scores, jnp.broadcast_to(column, (*scores.shape[:4], 1))], -1)
+    weights = jax.nn.softmax(scores, axis=-1)[..., : k.shape[2]]
+    weights = jnp.where(seen, weights, 0.0)
+    return _dot("bkgts,bksh->btkgh", weights, v).reshape(b, t, n, h_v)

@@ -8,12 +8,13 @@ from jaxtyping import Array, Float, Int
 
 from minfer_jax.model import kv_state as kv
 from minfer_jax.model import rope
-from minfer_jax.model.attention import attend
+from minfer_jax.model.attention import Scoring, attend
 from minfer_jax.model.config import LayerSpec, ModelConfig
 from minfer_jax.model.layers import linear, side_by_side
 from minfer_jax.model.mlp import mlp
 from minfer_jax.model.params import LayerParams
 from minfer_jax.quant import native
+from minfer_jax.quant.cache import Cache
 from minfer_jax.quant.native import calls
 from minfer_jax.quant.prologue import Norm, RmsNorm, applied
 
@@ -44,11 +45,11 @@ class Place:
 def store(
     x: Float[Array, "B T D"],
     p: LayerParams,
-    k_cache: Float[Array, "L B K S H"],
-    v_cache: Float[Array, "L B K S H"],
+    k_cache: Cache,
+    v_cache: Cache,
     place: Place,
     cfg: ModelConfig,
-) -> tuple[tuple[Array, Array | None], Array, Array]:
+) -> tuple[tuple[Array, Array | None], Cache, Cache]:
     """The first half of a block: project, and put keys and values into the cache.
 
     Args:
@@ -73,8 +74,8 @@ def mix(
     x: Float[Array, "B T D"],
     q_gate: tuple[Float[Array, "B T N H"], Float[Array, "B T NH"] | None],
     p: LayerParams,
-    k_cache: Float[Array, "L B K S H"],
-    v_cache: Float[Array, "L B K S H"],
+    k_cache: Cache,
+    v_cache: Cache,
     place: Place,
     cfg: ModelConfig,
     rows: Int[Array, "B R"] | None = None,
@@ -111,17 +112,21 @@ def mix(
         place.layer,
         positions,
         place.held,
-        _window(place, cfg),
-        cfg.attention_scale,
-        # One row is bound by memory, not arithmetic: it can have float32 for nothing.
-        "float32" if q.shape[1] == 1 else cfg.rounding.many,
+        p.sinks,
+        Scoring(
+            window=_window(place, cfg),
+            scale=cfg.attention_scale,
+            softcap=cfg.attention_softcap,
+            # One row is bound by memory, not arithmetic: it can have float32 for nothing.
+            dtype="float32" if q.shape[1] == 1 else cfg.rounding.many,
+        ),
     )
     return _finish(x, a, gate, positions, p, cfg)
 
 
 def can_step(p: LayerParams, cfg: ModelConfig, t: int) -> bool:
     """Whether `step` can do a block: one position, heads and norms that the kernel knows."""
-    if t > 1 or native.isa() is None or not calls.supports_head(cfg.head_dim):
+    if t > 1 or native.isa() is None or not calls.supports_heads(cfg.head_dim, cfg.head_dim_v):
         return False
     norms = [norm for norm in (p.q_norm, p.k_norm) if norm is not None]
     return all(isinstance(n, RmsNorm) and n.weight.shape[-1] == cfg.head_dim for n in norms)
@@ -130,11 +135,11 @@ def can_step(p: LayerParams, cfg: ModelConfig, t: int) -> bool:
 def step(
     x: Float[Array, "B 1 D"],
     p: LayerParams,
-    k_cache: Float[Array, "L B K S H"],
-    v_cache: Float[Array, "L B K S H"],
+    k_cache: Cache,
+    v_cache: Cache,
     place: Place,
     cfg: ModelConfig,
-) -> tuple[Float[Array, "B 1 D"], Array, Array]:
+) -> tuple[Float[Array, "B 1 D"], Cache, Cache]:
     """A whole block for one position, `store` and `mix` in one: (residual, k_cache, v_cache)."""
     qkv, gate = _split_gate(side_by_side(x, p.qkv, cfg.rounding, p.attn_norm), p, cfg)
     angles = None
@@ -151,6 +156,7 @@ def step(
         place.positions,
         place.held,
         place.slots,
+        p.sinks,
         n_head=cfg.n_head,
         angles=angles,
         interleaved=cfg.rope_interleaved,
@@ -160,6 +166,7 @@ def step(
         eps=cfg.norm_eps,
         window=_window(place, cfg),
         scale=cfg.attention_scale,
+        softcap=cfg.attention_softcap,
     )
     return _finish(x, a, gate, place.positions, p, cfg), k_cache, v_cache
 
@@ -204,15 +211,17 @@ def _split_gate(
     """q | k | v, and the gate that lies behind them where attention has one."""
     if not p.gated:
         return outputs, None
-    width = outputs.shape[-1] - cfg.n_head * cfg.head_dim
+    width = outputs.shape[-1] - cfg.n_head * cfg.head_dim_v
     return outputs[..., :width], outputs[..., width:]
 
 
 def _split_heads(qkv: Float[Array, "B T qkv"], cfg: ModelConfig) -> tuple[Array, Array, Array]:
-    """q [B, T, N, H], k and v [B, T, K, H] out of their concatenation."""
-    heads = qkv.reshape(*qkv.shape[:2], -1, cfg.head_dim)
-    n, k = cfg.n_head, cfg.n_head_kv
-    return heads[:, :, :n], heads[:, :, n : n + k], heads[:, :, n + k :]
+    """q [B, T, N, H], k [B, T, K, H] and v [B, T, K, Hv] out of their concatenation."""
+    queries, keys = cfg.n_head * cfg.head_dim, cfg.n_head_kv * cfg.head_dim
+    q, k, v = jnp.split(qkv, (queries, queries + keys), axis=-1)
+    widths = (cfg.head_dim, cfg.head_dim, cfg.head_dim_v)
+    q, k, v = (x.reshape(*x.shape[:2], -1, h) for x, h in zip((q, k, v), widths, strict=True))
+    return q, k, v
 
 
 def _norm_and_rotate(

@@ -18,20 +18,25 @@ QKV = ("attn_q", "attn_k", "attn_v")
 
 def check(t: Tensors, prefix: str, cfg: ModelConfig, arch: Arch) -> None:
     """Note what is wrong with the tensors of a block; `prefix` is "blk.0." or such."""
-    q, kv = cfg.n_head * cfg.head_dim, cfg.n_head_kv * cfg.head_dim
+    widths = (
+        cfg.n_head * cfg.head_dim,
+        cfg.n_head_kv * cfg.head_dim,
+        cfg.n_head_kv * cfg.head_dim_v,
+    )
+    out = cfg.n_head * cfg.head_dim_v
     if t.has(f"{prefix}attn_qkv.weight"):
-        maps.check(t, f"{prefix}attn_qkv", q + 2 * kv, cfg.n_embd)
-        for name, width in zip(QKV, (q, kv, kv), strict=True):
+        maps.check(t, f"{prefix}attn_qkv", sum(widths), cfg.n_embd)
+        for name, width in zip(QKV, widths, strict=True):
             if t.has(f"{prefix}{name}.bias"):
                 t.check(f"{prefix}{name}.bias", (width,))
     else:
-        for name, width in zip(QKV, (q, kv, kv), strict=True):
+        for name, width in zip(QKV, widths, strict=True):
             maps.check(t, f"{prefix}{name}", width, cfg.n_embd)
     if t.has(f"{prefix}attn_gate.weight"):
-        maps.check(t, f"{prefix}attn_gate", q, cfg.n_embd)
+        maps.check(t, f"{prefix}attn_gate", out, cfg.n_embd)
     if t.has(f"{prefix}attn_sinks.weight"):
         t.check(f"{prefix}attn_sinks.weight", (cfg.n_head,))
-    maps.check(t, f"{prefix}attn_output", cfg.n_embd, q)
+    maps.check(t, f"{prefix}attn_output", cfg.n_embd, out)
     for name in (arch.attn_norm, arch.ffn_norm, arch.post_attn_norm, arch.post_ffn_norm):
         if name is not None:
             _check_norm(t, f"{prefix}{name}", (cfg.n_embd,), name in arch.optional)

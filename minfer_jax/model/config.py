@@ -51,7 +51,8 @@ class ModelConfig:
         arch: `general.architecture`.
         n_layer, n_embd, n_ff, n_vocab: layers L, model width D, feed-forward width F, vocabulary V.
         n_head, n_head_kv: query heads N and kv heads K.
-        head_dim: H, of queries, keys and values.
+        head_dim: H, of queries and keys.
+        value_dim: Hv, of values; 0 where it is H.
         n_ctx_train: the longest context the model was made for, tokens.
         layers: one LayerSpec a layer.
         window: positions that a sliding layer sees, itself included; 0 where no layer slides.
@@ -73,7 +74,7 @@ class ModelConfig:
         final_softcap: c in c * tanh(logits / c), after the logits' scale, or 0 for none.
         precision: "highest" or "default", as asked for at load.
         rounding: of the factors of products with weights; `many` is that of attention too.
-        cache_dtype: what keys and values are rounded to.
+        cache_dtype: what keys and values are rounded to, one of `quant.cache.TYPES`.
     """
 
     arch: str
@@ -84,6 +85,7 @@ class ModelConfig:
     n_head: int
     n_head_kv: int
     head_dim: int
+    value_dim: int = 0
     n_ctx_train: int
     layers: tuple[LayerSpec, ...]
     window: int = 0
@@ -110,3 +112,8 @@ class ModelConfig:
         if spec.rope == 0 and self.long_rope is not None and n_ctx > self.long_rope[0]:
             return self.long_rope[1]
         return spec.rope
+
+    @property
+    def head_dim_v(self) -> int:
+        """Hv, whatever `value_dim` says it by."""
+        return self.value_dim or self.head_dim

@@ -14,9 +14,10 @@ from minfer_jax.model.kv_state import KVState
 from minfer_jax.model.layers import linear
 from minfer_jax.model.params import LayerParams, Params, pick
 from minfer_jax.quant import xla
+from minfer_jax.quant.cache import Cache, Q8Cache
 from minfer_jax.quant.prologue import rms_norm
 
-_Carry = tuple[Array, tuple[Array, Array], tuple[Array, Array]]  # x, keys, values
+_Carry = tuple[Array, tuple[Cache, Cache], tuple[Cache, Cache]]  # x, keys, values
 Index = int | Array
 
 
@@ -72,6 +73,8 @@ def forward(
             f"T={t} tokens would overwrite keys that sliding layers still need; give at most "
             f"{ring - cfg.window} at a time, or make the KV state with chunk={t}"
         )
+    if differentiable and isinstance(kv_state.k[kv.FULL], Q8Cache):
+        raise ValueError("a q8_0 cache has no derivative; choose another cache_dtype")
     slots = [kv.slots_of(positions, held.shape[1]) for held in kv_state.positions]
     held = [
         kv.write_positions(h, positions, s) for h, s in zip(kv_state.positions, slots, strict=True)
@@ -202,7 +205,7 @@ def _in_kind(cfg: ModelConfig) -> list[int]:
     return [kinds[:i].count(kind) for i, kind in enumerate(kinds)]
 
 
-def _replace(pair: tuple[Array, Array], at: int, new: Array) -> tuple[Array, Array]:
+def _replace(pair: tuple[Cache, Cache], at: int, new: Cache) -> tuple[Cache, Cache]:
     return (new, pair[1]) if at == 0 else (pair[0], new)
 
 

@@ -21,7 +21,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from minfer_jax.model.config import LayerSpec, ModelConfig
+from minfer_jax.model.config import LayerSpec, ModelConfig, ModelError
+from minfer_jax.quant import cache as rows
+from minfer_jax.quant.cache import Cache
 
 FULL, SLIDING = 0, 1
 
@@ -32,12 +34,12 @@ class KVState:
     """Keys and values of a batch of sequences. Tuples have an entry for FULL and one for SLIDING.
 
     Attributes:
-        k, v: cache dtype [layers of the kind, B, K, S, H].
+        k, v: [layers of the kind, B, K, S, H] and [..., Hv], in the cache's type.
         positions: int32 [B, S], the same for all layers of the kind; -1 marks an empty slot.
     """
 
-    k: tuple[Array, Array]
-    v: tuple[Array, Array]
+    k: tuple[Cache, Cache]
+    v: tuple[Cache, Cache]
     positions: tuple[Array, Array]
 
 
@@ -49,19 +51,54 @@ def init(cfg: ModelConfig, n_ctx: int, *, batch: int = 1, chunk: int = 512) -> K
         n_ctx: positions that fit.
         batch: B, sequences.
         chunk: the longest run of tokens that one call of `forward` will be given.
-    """
-    n_sliding = sum(spec.sliding for spec in cfg.layers)
-    layers = (cfg.n_layer - n_sliding, n_sliding)
-    slots = (n_ctx, min(n_ctx, cfg.window + chunk))
-    shapes = [
-        (n, batch, cfg.n_head_kv, s, cfg.head_dim) for n, s in zip(layers, slots, strict=True)
-    ]
 
-    def empty() -> tuple[Array, Array]:
-        return jnp.zeros(shapes[FULL], cfg.cache_dtype), jnp.zeros(shapes[SLIDING], cfg.cache_dtype)
+    Raises:
+        ModelError: the cache's type does not take heads of this model's size.
+    """
+    row_bytes(cfg)
+    layers, slots = _layers(cfg), _slots(cfg, n_ctx, chunk)
+
+    def empty(which: int, width: int) -> Cache:
+        shape = (layers[which], batch, cfg.n_head_kv, slots[which], width)
+        return rows.empty(shape, cfg.cache_dtype)
 
     held = [jnp.full((batch, s), -1, jnp.int32) for s in slots]
-    return KVState(k=empty(), v=empty(), positions=(held[FULL], held[SLIDING]))
+    return KVState(
+        k=(empty(FULL, cfg.head_dim), empty(SLIDING, cfg.head_dim)),
+        v=(empty(FULL, cfg.head_dim_v), empty(SLIDING, cfg.head_dim_v)),
+        positions=(held[FULL], held[SLIDING]),
+    )
+
+
+def row_bytes(cfg: ModelConfig) -> int:
+    """Bytes of one position's keys and values in one layer. Errors as of `init`."""
+    try:
+        return cfg.n_head_kv * sum(
+            rows.row_bytes(width, cfg.cache_dtype) for width in (cfg.head_dim, cfg.head_dim_v)
+        )
+    except ValueError as e:
+        raise ModelError(str(e)) from None
+
+
+def nbytes_by_kind(
+    cfg: ModelConfig, n_ctx: int, *, batch: int = 1, chunk: int = 512
+) -> tuple[int, int]:
+    """Bytes of all keys and values, of the FULL and of the SLIDING layers.
+
+    That is layers * sequences * slots * `row_bytes`. Arguments and errors as of `init`.
+    """
+    layers, slots = _layers(cfg), _slots(cfg, n_ctx, chunk)
+    each = batch * row_bytes(cfg)
+    return layers[FULL] * slots[FULL] * each, layers[SLIDING] * slots[SLIDING] * each
+
+
+def _layers(cfg: ModelConfig) -> tuple[int, int]:
+    n_sliding = sum(spec.sliding for spec in cfg.layers)
+    return cfg.n_layer - n_sliding, n_sliding
+
+
+def _slots(cfg: ModelConfig, n_ctx: int, chunk: int) -> tuple[int, int]:
+    return n_ctx, min(n_ctx, cfg.window + chunk)
 
 
 def kind(spec: LayerSpec) -> int:
@@ -75,13 +112,28 @@ def slots_of(positions: Int[Array, "B T"], n_slots: int) -> Int[Array, "B T"]:
 
 
 def write(
-    cache: Float[Array, "L B K S H"],
+    cache: Cache,
     new: Float[Array, "B T K H"],
     layer: Int[Array, ""],
     slots: Int[Array, "B T"],
-) -> Float[Array, "L B K S H"]:
-    """Put rows into their slots of one layer, rounded to the cache's dtype; slot S is nowhere."""
-    new = new.astype(cache.dtype)
+) -> Cache:
+    """Put rows into their slots of one layer, rounded to the cache's type; slot S is nowhere.
+
+    Args:
+        cache: [L, B, K, S, H].
+        new: float32.
+        layer: index in L.
+        slots: of each row.
+    """
+
+    def put(cache: Float[Array, "L B K S W"], new: Float[Array, "B T K W"]) -> Array:
+        return _write(cache, new, layer, slots)
+
+    return jax.tree.map(put, cache, rows.rounded(new, cache))
+
+
+def _write(cache: Array, new: Array, layer: Array, slots: Array) -> Array:
+    """`write` of one plane."""
     n_batch, t = slots.shape
     if t > 1:
         batch = jnp.arange(n_batch, dtype=jnp.int32)[:, None]
@@ -92,7 +144,7 @@ def write(
     for b in range(n_batch):
         slot = jnp.minimum(slots[b, 0], n_slots - 1).astype(jnp.uint32)
         at = (layer.astype(jnp.uint32), jnp.uint32(b), zero, slot, zero)
-        row = new[b, 0][None, None, :, None]  # 1 1 K 1 H
+        row = new[b, 0][None, None, :, None]  # 1 1 K 1 W
         old = lax.dynamic_slice(cache, at, row.shape)
         cache = lax.dynamic_update_slice(cache, jnp.where(slots[b, 0] < n_slots, row, old), at)
     return cache

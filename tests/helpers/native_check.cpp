@@ -112,20 +112,28 @@ void products(const Kernels* kernels, const Format& f) {
   }
 }
 
-void attention(const Kernels* kernels, Cache cache, int64_t t, int64_t h, int64_t n) {
-  const int64_t slots = 300, kv_heads = 2;
-  const int64_t cells = kv_heads * slots * h;
-  const auto q = floats(t * n * h), k32 = floats(cells), v32 = floats(cells);
-  const auto k16 = halves(cells), v16 = halves(cells);
+void attention(const Kernels* kernels, Cache cache, int64_t t, int64_t h, int64_t h_v, bool more) {
+  const int64_t slots = 300, kv_heads = 2, n = 6;
+  const int64_t cells = kv_heads * slots * (h > h_v ? h : h_v);
+  const auto q = floats(t * n * h), sinks = floats(n);
+  auto k32 = floats(cells), v32 = floats(cells);
+  auto k16 = halves(cells), v16 = halves(cells);
+  auto k8 = bytes(cells), v8 = bytes(cells);
   std::vector<int32_t> q_at(t), k_at(slots);
   for (int64_t i = 0; i < t; i++) q_at[i] = 400 + (int32_t)i;
   for (int64_t s = 0; s < slots; s++) k_at[s] = (int32_t)(s < t + 100 ? s + 300 : s);
-  std::vector<float> found(t * n * h), expected(t * n * h);
+  std::vector<float> found(t * n * h_v), expected(t * n * h_v);
   Attention a = {};
-  a.b = 1, a.t = t, a.n = n, a.h = h, a.kv_heads = kv_heads, a.slots = slots, a.q = q.data();
-  a.k = cache == Cache::f32 ? (const void*)k32.data() : k16.data();
-  a.v = cache == Cache::f32 ? (const void*)v32.data() : v16.data();
+  a.b = 1, a.t = t, a.n = n, a.h = h, a.h_v = h_v, a.kv_heads = kv_heads, a.slots = slots;
+  a.q = q.data();
+  if (cache == Cache::f32) a.k.values = k32.data(), a.v.values = v32.data();
+  if (cache == Cache::f16) a.k.values = k16.data(), a.v.values = v16.data();
+  if (cache == Cache::q8) {
+    a.k = {k8.data(), k16.data()};
+    a.v = {v8.data(), v16.data()};
+  }
   a.cache = cache, a.q_at = q_at.data(), a.k_at = k_at.data(), a.window = 250, a.scale = 0.5f;
+  if (more) a.sinks = sinks.data(), a.softcap = 3;
   a.out = expected.data();
   bool ok = kPortable->attend(a, kAlone);
   a.out = found.data();
@@ -161,7 +169,9 @@ int main() {
       {1, 0, 16, 9, 1, 0, 256, 'h', 1, 8, 3},
       {0, 0, 32, 0, 0, 0}};
   for (const Format& f : formats) products(MINFER_TABLE, f);
-  for (Cache cache : {Cache::f32, Cache::f16})
-    for (int64_t t : {1, 19})
-      for (int64_t h : {64, 96}) attention(MINFER_TABLE, cache, t, h, 6);
+  for (Cache cache : {Cache::f32, Cache::f16, Cache::q8})
+    for (int64_t t : {1, 19}) {
+      attention(MINFER_TABLE, cache, t, 64, 64, false);
+      attention(MINFER_TABLE, cache, t, 96, 32, true);
+    }
 }

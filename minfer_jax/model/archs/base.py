@@ -69,12 +69,7 @@ def read_config(arch: Arch, keys: Keys, n_vocab: int) -> ModelConfig:
             f"head_count_kv {n_head_kv}"
         )
     head_dim = keys.integer("attention.key_length", n_embd // n_head, minimum=1)
-    value_dim = keys.integer("attention.value_length", head_dim, minimum=1)
-    if value_dim != head_dim:
-        raise ModelError(
-            f"{arch.name}.attention.value_length {value_dim} differs from key_length {head_dim}, "
-            "which is not supported"
-        )
+    value_dim = keys.integer("attention.value_length", n_embd // n_head, minimum=1)
     n_layer = _n_layer(keys)
     n_ctx_train = keys.integer("context_length", minimum=1)
     cfg = ModelConfig(
@@ -86,6 +81,7 @@ def read_config(arch: Arch, keys: Keys, n_vocab: int) -> ModelConfig:
         n_head=n_head,
         n_head_kv=n_head_kv,
         head_dim=head_dim,
+        value_dim=0 if value_dim == head_dim else value_dim,
         n_ctx_train=n_ctx_train,
         layers=(LayerSpec(),) * n_layer,
         norm_eps=keys.number(

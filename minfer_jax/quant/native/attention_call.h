@@ -1,43 +1,89 @@
 // Attention, and its step with what surrounds it, as custom calls of XLA.
 #pragma once
 
+#include <utility>
+
 #include "chosen.h"
 #include "threads.h"
 
 namespace minfer {
 namespace {
 
+// The operands that only some calls have, in order.
+class Extras {
+ public:
+  explicit Extras(ffi::RemainingArgs args) : args_(args) {}
+
+  const float* vector(bool there, int64_t* size = nullptr) {
+    return there ? next<ffi::Buffer<ffi::F32>>(size) : nullptr;
+  }
+
+  // Those of one layer of `layers`.
+  void* scales(int64_t layers, uint32_t layer) {
+    auto* all = next<ffi::Buffer<ffi::F16>>();
+    return all == nullptr ? nullptr : all + count_ / layers * layer;
+  }
+
+  bool missing() const { return missing_; }
+
+ private:
+  template <class Kind>
+  auto next(int64_t* size = nullptr) -> decltype(std::declval<Kind>().typed_data()) {
+    auto found = args_.get<Kind>(at_++);
+    missing_ = missing_ || !found.has_value();
+    if (!found.has_value()) return nullptr;
+    count_ = found.value().element_count();
+    if (size) *size = found.value().dimensions().back();
+    return found.value().typed_data();
+  }
+
+  ffi::RemainingArgs args_;
+  size_t at_ = 0;
+  int64_t count_ = 0;
+  bool missing_ = false;
+};
+
 // Sizes and the layer's cache; false if the layer is outside it.
-bool read_cache(const ffi::AnyBuffer& k, const ffi::AnyBuffer& v, uint32_t layer, Attention& a) {
+bool read_cache(const ffi::AnyBuffer& k, const ffi::AnyBuffer& v, uint32_t layer, Extras& extras,
+                Attention& a) {
   const auto dims = k.dimensions();  // L B K S H
   if (layer >= dims[0]) return false;
-  const int64_t offset = (int64_t)k.size_bytes() / dims[0] * layer;
-  a.b = dims[1], a.kv_heads = dims[2], a.slots = dims[3], a.h = dims[4];
-  a.k = static_cast<const char*>(k.untyped_data()) + offset;
-  a.v = static_cast<const char*>(v.untyped_data()) + offset;
+  a.b = dims[1], a.kv_heads = dims[2], a.slots = dims[3], a.h = dims[4], a.h_v = v.dimensions()[4];
   a.cache = k.element_type() == ffi::F32   ? Cache::f32
             : k.element_type() == ffi::F16 ? Cache::f16
+            : k.element_type() == ffi::S8  ? Cache::q8
                                            : Cache::bf16;
+  for (auto [from, to] : {std::pair(&k, &a.k), std::pair(&v, &a.v)}) {
+    const int64_t offset = (int64_t)from->size_bytes() / dims[0] * layer;
+    to->values = static_cast<char*>(from->untyped_data()) + offset;
+    to->scales = a.cache == Cache::q8 ? extras.scales(dims[0], layer) : nullptr;
+  }
   return true;
 }
 
 constexpr char kNoLayer[] = "the layer is outside the cache";
 constexpr char kNoHead[] = "no kernel for a head of this size";
+constexpr char kMissing[] = "an operand is missing";
 
 ffi::Error attention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::AnyBuffer k, ffi::AnyBuffer v,
                      ffi::Buffer<ffi::U32> layer, ffi::Buffer<ffi::S32> q_at,
-                     ffi::Buffer<ffi::S32> k_at, ffi::Result<ffi::Buffer<ffi::F32>> out,
-                     int64_t window, float scale, bool bfloat16) {
+                     ffi::Buffer<ffi::S32> k_at, ffi::RemainingArgs args,
+                     ffi::Result<ffi::Buffer<ffi::F32>> out, int64_t window, float scale,
+                     float softcap, bool sinks, bool bfloat16) {
   Attention a = {};
-  if (!read_cache(k, v, layer.typed_data()[0], a)) return invalid(kNoLayer);
+  Extras extras(args);
+  if (!read_cache(k, v, layer.typed_data()[0], extras, a)) return invalid(kNoLayer);
   a.t = q.dimensions()[1], a.n = q.dimensions()[2];
   a.q = q.typed_data();
   a.q_at = q_at.typed_data();
   a.k_at = k_at.typed_data();
+  a.sinks = extras.vector(sinks);
   a.window = window;
   a.scale = scale;
+  a.softcap = softcap;
   a.bfloat16 = bfloat16;
   a.out = out->typed_data();
+  if (extras.missing()) return invalid(kMissing);
   return chosen->attend(a, on<false>(pool)) ? ffi::Error::Success() : invalid(kNoHead);
 }
 
@@ -45,41 +91,39 @@ ffi::Error step(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> qkv, ffi::AnyBuffer 
                 ffi::Buffer<ffi::U32> layer, ffi::Buffer<ffi::S32> q_at, ffi::Buffer<ffi::S32> k_at,
                 ffi::Buffer<ffi::S32> slots, ffi::RemainingArgs args,
                 ffi::Result<ffi::Buffer<ffi::F32>> out, ffi::Result<ffi::AnyBuffer> new_k,
-                ffi::Result<ffi::AnyBuffer> new_v, int64_t window, float scale, bool rotate,
-                bool interleaved, bool q_norm, bool k_norm, bool q_factor, float eps) {
-  if (new_k->untyped_data() != k.untyped_data() || new_v->untyped_data() != v.untyped_data())
-    return invalid("the cache is to be updated in place");
+                ffi::Result<ffi::AnyBuffer> new_v, ffi::RemainingRets new_scales, int64_t window,
+                float scale, float softcap, bool sinks, bool rotate, bool interleaved, bool q_norm,
+                bool k_norm, bool q_factor, float eps) {
+  bool same = new_k->untyped_data() == k.untyped_data() && new_v->untyped_data() == v.untyped_data();
+  for (size_t i = 0; i < new_scales.size(); i++) {
+    auto scales = args.get<ffi::AnyBuffer>(i);
+    auto result = new_scales.get<ffi::AnyBuffer>(i);
+    same = same && scales.has_value() && result.has_value() &&
+           result.value()->untyped_data() == scales.value().untyped_data();
+  }
+  if (!same) return invalid("the cache is to be updated in place");
   Step s = {};
+  Extras extras(args);
   Attention& a = s.attention;
-  if (!read_cache(k, v, layer.typed_data()[0], a)) return invalid(kNoLayer);
+  if (!read_cache(k, v, layer.typed_data()[0], extras, a)) return invalid(kNoLayer);
   a.t = 1, a.n = out->dimensions()[2];
   a.q_at = q_at.typed_data();
   a.k_at = k_at.typed_data();
+  a.sinks = extras.vector(sinks);
   a.window = window;
   a.scale = scale;
+  a.softcap = softcap;
   a.out = out->typed_data();
-  size_t at = 0;
-  bool whole = true;
-  const auto vector = [&](bool there, int64_t* size = nullptr) -> const float* {
-    if (!there) return nullptr;
-    auto found = args.get<ffi::Buffer<ffi::F32>>(at++);
-    whole = whole && found.has_value();
-    if (!found.has_value()) return nullptr;
-    if (size) *size = found.value().dimensions().back();
-    return found.value().typed_data();
-  };
   s.qkv = qkv.typed_data();
-  s.cos = vector(rotate, &s.pairs);
-  s.sin = vector(rotate);
-  s.q_norm = vector(q_norm);
-  s.k_norm = vector(k_norm);
-  s.q_factor = vector(q_factor);
-  if (!whole) return invalid("an operand is missing");
+  s.cos = extras.vector(rotate, &s.pairs);
+  s.sin = extras.vector(rotate);
+  s.q_norm = extras.vector(q_norm);
+  s.k_norm = extras.vector(k_norm);
+  s.q_factor = extras.vector(q_factor);
+  if (extras.missing()) return invalid(kMissing);
   s.interleaved = interleaved;
   s.eps = eps;
   s.slots = slots.typed_data();
-  s.k = const_cast<void*>(a.k);
-  s.v = const_cast<void*>(a.v);
   return chosen->step(s, on<true>(pool)) ? ffi::Error::Success() : invalid(kNoHead);
 }
 
@@ -92,9 +136,12 @@ XLA_FFI_DEFINE_HANDLER(kAttention, attention,
                            .Arg<ffi::Buffer<ffi::U32>>()
                            .Arg<ffi::Buffer<ffi::S32>>()
                            .Arg<ffi::Buffer<ffi::S32>>()
+                           .RemainingArgs()
                            .Ret<ffi::Buffer<ffi::F32>>()
                            .Attr<int64_t>("window")
                            .Attr<float>("scale")
+                           .Attr<float>("softcap")
+                           .Attr<bool>("sinks")
                            .Attr<bool>("bfloat16"));
 
 XLA_FFI_DEFINE_HANDLER(kStep, step,
@@ -111,8 +158,11 @@ XLA_FFI_DEFINE_HANDLER(kStep, step,
                            .Ret<ffi::Buffer<ffi::F32>>()
                            .Ret<ffi::AnyBuffer>()
                            .Ret<ffi::AnyBuffer>()
+                           .RemainingRets()
                            .Attr<int64_t>("window")
                            .Attr<float>("scale")
+                           .Attr<float>("softcap")
+                           .Attr<bool>("sinks")
                            .Attr<bool>("rotate")
                            .Attr<bool>("interleaved")
                            .Attr<bool>("q_norm")

@@ -20,11 +20,11 @@ inline void rotate(float* x, const float* cos, const float* sin, int64_t pairs, 
 template <class T>
 void step_cache(const Step& s, const Threads& threads) {
   Attention a = s.attention;
-  const int64_t h = a.h, heads = a.n + 2 * a.kv_heads;
+  const int64_t h = a.h, rotated = (a.n + a.kv_heads) * h, width = rotated + a.kv_heads * a.h_v;
   Buffer<float> queries(a.b * a.n * h);
   Buffer<float> head(h);
   for (int64_t b = 0; b < a.b; b++) {
-    const float* from = s.qkv + b * heads * h;
+    const float* from = s.qkv + b * width;
     for (int64_t n = 0; n < a.n + a.kv_heads; n++) {
       const bool query = n < a.n;
       float* to = query ? &queries[(b * a.n + n) * h] : &head[0];
@@ -36,11 +36,9 @@ void step_cache(const Step& s, const Threads& threads) {
         for (int64_t i = 0; i < h; i++) to[i] *= s.q_factor[b];
       }
       if (query || s.slots[b] >= a.slots) continue;
-      const int64_t at = ((b * a.kv_heads + n - a.n) * a.slots + s.slots[b]) * h;
-      for (int64_t i = 0; i < h; i += kLanes) {
-        narrow(static_cast<T*>(s.k) + at + i, load(to + i));
-        narrow(static_cast<T*>(s.v) + at + i, load(from + (n + a.kv_heads) * h + i));
-      }
+      const int64_t j = n - a.n, row0 = (b * a.kv_heads + j) * a.slots;
+      Rows<T>(a.k, h, row0).put(s.slots[b], to);
+      Rows<T>(a.v, a.h_v, row0).put(s.slots[b], from + rotated + j * a.h_v);
     }
   }
   a.q = &queries[0];
@@ -48,13 +46,7 @@ void step_cache(const Step& s, const Threads& threads) {
 }
 
 inline bool step(const Step& s, const Threads& threads) {
-  if (s.attention.h % 32) return false;
-  switch (s.attention.cache) {
-    case Cache::f32: step_cache<float>(s, threads); break;
-    case Cache::f16: step_cache<F16>(s, threads); break;
-    case Cache::bf16: step_cache<BF16>(s, threads); break;
-  }
-  return true;
+  return with_cache(s.attention, [&](auto held) { step_cache<decltype(held)>(s, threads); });
 }
 
 }  // namespace minfer::MINFER_ISA

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from minfer_jax.quant.cache import Cache, Q8Cache
 from minfer_jax.quant.formats import grids
 from minfer_jax.quant.formats.base import TILE
 from minfer_jax.quant.prologue import Gate, Norm, Prologue, RmsNorm
@@ -24,9 +25,9 @@ def supports_gate(gate: Gate) -> bool:
     return gate.activation in _GATES
 
 
-def supports_head(h: int) -> bool:
-    """Whether there is a kernel for attention heads of H values."""
-    return h % 32 == 0
+def supports_heads(h: int, h_v: int) -> bool:
+    """Whether there is a kernel for attention with keys of H values and values of Hv."""
+    return h % 16 == 0 and h_v % 16 == 0
 
 
 # The numbers that ffi.cpp knows prologues by; 0 for none, 1 for RmsNorm.
@@ -181,38 +182,53 @@ def _format(w: QTensor) -> np.ndarray:
 
 def attention(
     q: Float[Array, "B T N H"],
-    k: Float[Array, "L B K S H"],
-    v: Float[Array, "L B K S H"],
+    k: Cache,
+    v: Cache,
     layer: Int[Array, ""],
     q_positions: Int[Array, "B T"],
     k_positions: Int[Array, "B S"],
+    sinks: Float[Array, " N"] | None,
     *,
     window: int,
     scale: float,
+    softcap: float,
     bfloat16: bool,
-) -> Float[Array, "B T N H"]:
-    """Causal attention over the slots that hold something."""
-    return _call("minfer_attention", q.shape)(
+) -> Float[Array, "B T N Hv"]:
+    """Causal attention over the slots that hold something; arguments as of `attend`.
+
+    Args:
+        q, k, v, layer, q_positions, k_positions, sinks: as there.
+        window, scale, softcap: as in `Scoring`.
+        bfloat16: the factors of both products may be rounded to bfloat16.
+    """
+    (k, k_scales), (v, v_scales) = _cache_planes(k), _cache_planes(v)
+    return _call("minfer_attention", (*q.shape[:3], v.shape[4]))(
         q,
         k,
         v,
         layer,
         q_positions,
         k_positions,
+        *k_scales,
+        *v_scales,
+        *_present(sinks),
         window=np.int64(window),
         scale=np.float32(scale),
+        softcap=np.float32(softcap),
+        sinks=sinks is not None,
         bfloat16=bfloat16,
     )
 
 
 def attention_step(
     qkv: Float[Array, "B 1 qkv"],
-    k: Float[Array, "L B K S H"],
-    v: Float[Array, "L B K S H"],
+    k: Cache,
+    v: Cache,
     layer: Int[Array, ""],
     q_positions: Int[Array, "B 1"],
     k_positions: Int[Array, "B S"],
     slots: Int[Array, "B 1"],
+    sinks: Float[Array, " N"] | None,
     *,
     n_head: int,
     angles: tuple[Float[Array, "B pairs"], Float[Array, "B pairs"]] | None,
@@ -223,35 +239,38 @@ def attention_step(
     eps: float,
     window: int,
     scale: float,
-) -> tuple[Float[Array, "B 1 N H"], Array, Array]:
+    softcap: float,
+) -> tuple[Float[Array, "B 1 N Hv"], Cache, Cache]:
     """All of attention for one position: (its output, k, v), the cache updated in place.
 
     Args:
-        qkv: what the projections give, q | k | v.
+        qkv: what the projections give, q | k | v, of N H, K H and K Hv values.
         k, v: caches of all layers of a kind.
         layer: which of them.
         q_positions: -1 for padding.
         k_positions: the position that each slot holds once this one is written.
         slots: where the key and value go; S for nowhere.
+        sinks: as for `attention`.
         n_head: N.
         angles: cosines and sines of RoPE, or None.
         interleaved: which values of a head are pairs, see `rope.rotate`.
         q_norm, k_norm: weights of the norms of each head, or None.
         q_factor: of the queries, or None.
         eps: of the norms.
-        window, scale: as for `attention`.
+        window, scale, softcap: as for `attention`.
     """
-    h = k.shape[4]
+    (k, k_scales), (v, v_scales) = _cache_planes(k), _cache_planes(v)
+    cache = [k, v, *k_scales, *v_scales]
     shapes = (
-        jax.ShapeDtypeStruct((qkv.shape[0], 1, n_head, h), jnp.float32),
-        jax.ShapeDtypeStruct(k.shape, k.dtype),
-        jax.ShapeDtypeStruct(v.shape, v.dtype),
+        jax.ShapeDtypeStruct((qkv.shape[0], 1, n_head, v.shape[4]), jnp.float32),
+        *(jax.ShapeDtypeStruct(plane.shape, plane.dtype) for plane in cache),
     )
+    operands = (1, 2, 7, 8)[: len(cache)]  # the last two where there are scales
+    aliases = {operand: result for result, operand in enumerate(operands, 1)}
     call = jax.ffi.ffi_call(
-        "minfer_step", shapes, input_output_aliases={1: 1, 2: 2}, vmap_method="sequential"
+        "minfer_step", shapes, input_output_aliases=aliases, vmap_method="sequential"
     )
-    extras = [*(angles or ()), *(x for x in (q_norm, k_norm, q_factor) if x is not None)]
-    out, k, v = call(
+    out, *cache = call(
         qkv,
         k,
         v,
@@ -259,9 +278,12 @@ def attention_step(
         q_positions,
         k_positions,
         slots,
-        *extras,
+        *cache[2:],
+        *_present(sinks, *(angles or ()), q_norm, k_norm, q_factor),
         window=np.int64(window),
         scale=np.float32(scale),
+        softcap=np.float32(softcap),
+        sinks=sinks is not None,
         rotate=angles is not None,
         interleaved=interleaved,
         q_norm=q_norm is not None,
@@ -269,4 +291,17 @@ def attention_step(
         q_factor=q_factor is not None,
         eps=np.float32(eps),
     )
-    return out, k, v
+    return out, _cache_of(*cache[0::2]), _cache_of(*cache[1::2])
+
+
+def _cache_planes(cache: Cache) -> tuple[Array, list[Array]]:
+    """The values of a cache, and its scales where it has them."""
+    return (cache.values, [cache.scales]) if isinstance(cache, Q8Cache) else (cache, [])
+
+
+def _cache_of(values: Array, scales: Array | None = None) -> Cache:
+    return values if scales is None else Q8Cache(values=values, scales=scales)
+
+
+def _present(*vectors: Array | None) -> list[Array]:
+    return [x for x in vectors if x is not None]

@@ -77,6 +77,25 @@ INLINE F widen(const int8_t* p) {
 #endif
 }
 
+// The same number in every lane.
+INLINE F spread(F16 x) {
+  F r;
+#if defined(__AVX512F__)
+  r.part[0] = (F::Native)_mm512_cvtph_ps(_mm256_set1_epi16((int16_t)x.bits));
+#elif defined(__F16C__)
+  const F::Native one = (F::Native)_mm256_cvtph_ps(_mm_set1_epi16((int16_t)x.bits));
+  UNROLL for (int i = 0; i < kParts; i++) r.part[i] = one;
+#elif defined(__ARM_NEON)
+  const F::Native one = (F::Native)vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(x.bits)));
+  UNROLL for (int i = 0; i < kParts; i++) r.part[i] = one;
+#else
+  F16 copies[kLanes];
+  UNROLL for (int i = 0; i < kLanes; i++) copies[i] = x;
+  r = splat(lane(widen(copies), 0));
+#endif
+  return r;
+}
+
 // --- stores that narrow, to the nearest, ties to even --------------------------------------------
 
 INLINE void narrow(float* p, F a) { store(p, a); }

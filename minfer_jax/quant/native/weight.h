@@ -34,20 +34,26 @@ struct Weight {
   }
 };
 
-enum class Cache { f32, f16, bf16 };
+enum class Cache { f32, f16, bf16, q8 };
+
+// Keys or values of one layer, [B, K, S, H]; those of q8 have a float16 scale for 32 neighbours.
+struct Plane {
+  void *values, *scales;
+};
 
 // Queries against the cache of one layer; sizes as in model/attention.py.
 struct Attention {
-  int64_t b, t, n, h, kv_heads, slots;
+  int64_t b, t, n, h, h_v, kv_heads, slots;
   const float* q;            // [B, T, N, H]
-  const void *k, *v;         // [B, K, S, H]
+  Plane k, v;                // of H and of Hv values
   Cache cache;
   const int32_t* q_at;       // [B, T]
   const int32_t* k_at;       // [B, S]
+  const float* sinks;        // [N], one more score of each head, without a value; or null
   int64_t window;            // 0 for none
-  float scale;
+  float scale, softcap;      // softcap 0 for none
   bool bfloat16;             // the factors of both products may be rounded
-  float* out;                // [B, T, N, H]
+  float* out;                // [B, T, N, Hv]
 
   MINFER_INLINE int64_t groups() const { return n / kv_heads; }
   MINFER_INLINE bool sees(int32_t qp, int32_t kp) const {
@@ -59,7 +65,7 @@ struct Attention {
 // the new key and value put into the cache, and `attention`, whose q this makes.
 struct Step {
   Attention attention;      // t = 1
-  const float* qkv;         // [B, (N + 2 K) H]
+  const float* qkv;         // [B, N H + K H + K Hv]
   const float *cos, *sin;   // [B, pairs], null for no rotation
   int64_t pairs;
   bool interleaved;         // pairs are (2 i, 2 i + 1), else (i, i + pairs)
@@ -67,7 +73,6 @@ struct Step {
   float eps;
   const float* q_factor;    // [B], of the queries, or null
   const int32_t* slots;     // [B], where the key and value go; `slots` itself is nowhere
-  void *k, *v;              // as attention.k, attention.v
 };
 
 enum class Prologue { none, rms_norm, silu, gelu };
