@@ -16,6 +16,9 @@ from tests.helpers.tiny_options import DEFAULTS
 # Largest error allowed, relative and squared. Measured: 2e-11 for silu; for gelu, which llama.cpp
 # looks up in a table of float16, 7e-8, and 2e-6 after the 62 layers of gemma3-27b.
 NMSE = {"silu": 1e-9, "gelu": 1e-5, "relu2": 1e-9, "swiglu_oai": 1e-9}
+# 46 layers without norms of queries and keys make more of that: 4e-4, but 4e-6 if GELU is rounded here
+# as llama.cpp does. The wrong scale of attention, which the case is about, gives 0.6.
+DEEP = {"gemma2-27b": 2e-3}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -34,9 +37,10 @@ def test_logits_are_those_of_llama_cpp(case: str, tmp_path: Path):
     found = np.asarray(logits[0], np.float64)
     want = np.array(expected["logits"])
     error = np.sum((found[golden.POSITIONS, golden.IDS] - want) ** 2) / np.sum(want**2)
-    assert error <= NMSE[cfg.activation]
+    limit = DEEP.get(case, NMSE[cfg.activation])
+    assert error <= limit
     chosen = np.take_along_axis(found, np.array(expected["argmax"])[:, None], -1)[:, 0]
-    slack = np.sqrt(NMSE[cfg.activation]) * found.std()  # where two are nearly equal
+    slack = np.sqrt(limit) * found.std()  # where two are nearly equal
     assert np.all(found.max(-1) - chosen <= slack)
 
 

@@ -47,7 +47,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     # 46 layers make it the 27B, whose scores are scaled by the width of a head of the embedding.
-    "gemma2-27b": ("gemma2", {"n_layer": 46, "width": 32, "n_ff": 32}),
+    "gemma2-27b": ("gemma2", {"n_layer": 46, "width": 32, "n_ff": 32, "head_dim": 24}),
     "gemma3": ("gemma3", {}),
     "gemma3-untied-softcap": (
         "gemma3",
