@@ -6,6 +6,9 @@ import numpy as np
 from minfer_jax.model.config import ModelConfig
 from minfer_jax.model.params import Params
 
+# Of a value in the cache; q8_0 has 2 bytes of scale to 32 values.
+_BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "q8_0": 1.0 + 2 / 32}
+
 
 def weight_bytes(params: Params) -> int:
     """Bytes of weights that one token reads.
@@ -26,7 +29,7 @@ def kv_bytes(cfg: ModelConfig, depth: int, n_gen: int) -> float:
         n_gen: tokens generated. The first is drawn by the last token of that context, or by a
             first token where there is none, which sees itself and what is before it.
     """
-    row = 2 * cfg.n_head_kv * cfg.head_dim * jax.numpy.dtype(cfg.cache_dtype).itemsize
+    row = 2 * cfg.n_head_kv * cfg.head_dim * _BYTES[cfg.cache_dtype]
     seen = max(depth, 1) + np.arange(n_gen)
     n_sliding = sum(spec.sliding for spec in cfg.layers)
     full = (cfg.n_layer - n_sliding) * seen.mean()
