@@ -238,8 +238,8 @@ class Engine:
             EngineError: there is no memory for the KV state.
         """
         expected = Expected(self._runner.kv, self.n_ctx, self.cfg.n_vocab)
-        header, arrays = state_file.read(path, self._identity(identity), expected.check)
-        self.restore(expected.build(header, arrays))
+        identities = self._identity(identity)
+        self.restore(state_file.read(path, identities, expected.check, expected.build))
 
     @property
     def compiles(self) -> list[Compile]:

@@ -21,7 +21,7 @@ import struct
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -41,6 +41,7 @@ _DTYPES = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
 
+T = TypeVar("T")
 Listed = list[tuple[tuple[int, ...], np.dtype]]  # shape and dtype of each array
 
 
@@ -113,7 +114,8 @@ def read(
     path: str | Path,
     identity: dict[str, str],
     check: Callable[[dict[str, Any], Listed], None],
-) -> tuple[dict[str, Any], list[np.ndarray]]:
+    build: Callable[[dict[str, Any], list[np.ndarray]], T],
+) -> T:
     """Read a file back. Nothing is allocated that its bytes, and `check`, do not vouch for.
 
     Args:
@@ -121,17 +123,15 @@ def read(
         identity: as it was written with.
         check: given the header, and shapes and dtypes of the arrays: raises StateError where they
             are not wanted.
-
-    Returns:
-        (header, arrays).
+        build: given the header and the arrays: makes what is returned, or raises StateError.
 
     Raises:
         StateError: there is no such file; it is none of these, cut short, altered, of another
-            identity, or refused by `check`.
+            identity, or refused by `check` or `build`.
     """
     try:
         with open(path, "rb") as file:
-            return _read(file, identity, check)
+            return build(*_read(file, identity, check))
     except StateError as e:
         raise StateError(f"{path}: {e}") from None
     except OSError as e:
