@@ -32,7 +32,7 @@ _NUMBERS: tuple[tuple[str, float | int | None, str], ...] = (  # name, default, 
     ("n-predict", MAX_TOKENS, "tokens at most; -1 for all that fit"),
     ("n-ctx", N_CTX, "positions of context, prompt included"),
     ("prefill-chunk", CHUNK, "prompt tokens that are run at once"),
-    ("keep", 0, "tokens of the prompt that no context shift drops; -1 for all"),
+    ("keep", 0, "prompt tokens that no shift drops; -1 for all"),
     ("threads", None, "CPU threads; all if not given"),
 )
 _LEAST = (("n-predict", -1), ("n-ctx", 1), ("prefill-chunk", 1), ("keep", -1), ("threads", 1))
@@ -40,14 +40,14 @@ _SHORT = {"n-predict": "n", "threads": "t"}
 _SWITCHES = (
     ("greedy", "the same as --temp 0"),
     ("no-template", "the model sees the prompt as it is"),
-    ("context-shift", "when the context is full, drop its older half and go on"),
+    ("context-shift", "when the context is full, drop half and go on"),
     ("meta", "show metadata and memory, then generate"),
 )
 _TEXTS = (
     ("stop", "end before this text; may be repeated"),
     ("system", "a system message before the prompt"),
     ("precision", f"{' or '.join(PRECISIONS)}: float32 throughout, or fast"),
-    ("cache-type", f"{', '.join(CACHE_TYPES)}: of keys and values [f16; at highest f32]"),
+    ("cache-type", f"{', '.join(CACHE_TYPES)} [f16; at highest f32]"),
 )
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import hashlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -93,11 +92,8 @@ class LanguageModel:
 
     @functools.cached_property
     def _digest(self) -> str:
-        """The sha256 of the model's files, one after the other, as they are mapped."""
-        digest = hashlib.sha256()
-        for mapped in self.file.maps:
-            digest.update(mapped)
-        return digest.hexdigest()
+        """Of the model's file; it takes some time, so only where it is needed."""
+        return self.file.sha256()
 
     def logits(self, token_ids: Sequence[int], chunk: int | None = None) -> np.ndarray:
         """See `Engine.logits`."""
