@@ -71,7 +71,9 @@ def write(
     text = json.dumps({"identity": identity, "header": header, "arrays": listed}).encode()
     size = _FIXED.size + len(text) + sum(a.nbytes for a in arrays) + _DIGEST
     if len(text) > _MOST_HEADER:
-        raise StateError(f"{path}: the header takes {len(text)} bytes, more than {_MOST_HEADER}")
+        raise StateError(
+            f"{_line(path)}: the header takes {len(text)} bytes, more than {_MOST_HEADER}"
+        )
     digest = hashlib.sha256()
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
@@ -88,7 +90,12 @@ def write(
                 raise
         _sync_folder(path.parent)
     except OSError as e:
-        raise StateError(f"{path}: cannot be written ({e.strerror or e})") from e
+        raise StateError(f"{_line(path)}: cannot be written ({e.strerror or e})") from e
+
+
+def _line(path: str | Path) -> str:
+    """A path in a message of one line."""
+    return str(path) if str(path).isprintable() else repr(str(path))
 
 
 def _parts(begin: bytes, arrays: Sequence[np.ndarray]) -> Iterator[bytes | memoryview]:
@@ -130,12 +137,14 @@ def read(
             identity, or refused by `check` or `build`.
     """
     try:
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise StateError("not a file")  # a pipe would be waited for
         with open(path, "rb") as file:
             return build(*_read(file, identity, check))
     except StateError as e:
-        raise StateError(f"{path}: {e}") from None
+        raise StateError(f"{_line(path)}: {e}") from None
     except OSError as e:
-        raise StateError(f"{path}: cannot be read ({e.strerror or e})") from e
+        raise StateError(f"{_line(path)}: cannot be read ({e.strerror or e})") from e
 
 
 def _read(

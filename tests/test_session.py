@@ -5,6 +5,7 @@ import functools
 import hashlib
 import itertools
 import json
+import os
 import struct
 from typing import Any
 
@@ -228,11 +229,20 @@ def test_files_that_are_none_of_these(engine, tmp_path):
     path = tmp_path / "state"
     with pytest.raises(StateError, match=r"none: cannot be read \(No such file"):
         engine.load_state(tmp_path / "none", "m")
+    os.mkfifo(tmp_path / "pipe")
+    for other in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(StateError, match=r": not a file$"):
+            engine.load_state(other, "m")
+    with pytest.raises(StateError) as caught:
+        engine.load_state(tmp_path / "a\nb\udc80", "m")
+    assert str(caught.value).isprintable()
     for data in (b"", b"MINFERST", b"GGUF" + bytes(100), bytes(100)):
         assert refused(engine, path, data) == "not a saved state"
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=(HealthCheck.function_scoped_fixture,)
+)
 @given(data=st.data())
 def test_what_is_cut_or_altered_is_refused(engine, saved, tmp_path, data):
     n = len(saved)
