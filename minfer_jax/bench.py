@@ -26,7 +26,8 @@ from minfer_jax.bench_rows import Run, backend, kernels, row, run_columns
 from minfer_jax.bench_table import render
 from minfer_jax.bench_tests import BenchTest, all_tests, measure
 from minfer_jax.command import guarded, leave, say
-from minfer_jax.engine import N_CTX, Engine, EngineError
+from minfer_jax.context import N_CTX, EngineError
+from minfer_jax.engine import Engine
 from minfer_jax.gguf import GGUFFile, open_gguf
 from minfer_jax.language_model import from_file
 from minfer_jax.model.load import read_model_config
@@ -103,7 +104,14 @@ def _load(file: GGUFFile, options: Options, n_ctx: int) -> tuple[Engine, float]:
     say(f"Loading model: {file.path} ...")
     begin = time.perf_counter()
     with metadata_report.loading_bar(file) as bar:
-        model = from_file(file, n_ctx=n_ctx, precision=options.precision, on_bytes=bar)
+        model = from_file(
+            file,
+            n_ctx=n_ctx,
+            precision=options.precision,
+            cache_type=options.cache_type,
+            prefill_chunk=options.prefill_chunk,
+            on_bytes=bar,
+        )
     jax.block_until_ready(model.params)
     seconds = time.perf_counter() - begin
     say(f"Loaded in {seconds:.2f}s; kernels: {kernels()}")

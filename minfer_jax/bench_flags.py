@@ -8,8 +8,8 @@ from typing import NoReturn
 from minfer_jax import sources
 from minfer_jax.bench_peer import PACKAGES
 from minfer_jax.bench_table import FORMATS
-from minfer_jax.engine import N_CTX
-from minfer_jax.model.precision import PRECISIONS
+from minfer_jax.context import CHUNK, N_CTX
+from minfer_jax.model.precision import CACHE_TYPES, PRECISIONS
 
 REPETITIONS = 5
 _MOST = 2**31 - 1  # positions are int32
@@ -42,6 +42,8 @@ class Options:
         n_ctx: positions of context, or None for what the tests need.
         threads: CPU threads, or None for all.
         precision: "default" or "highest".
+        cache_type: of keys and values, or None for what the precision implies.
+        prefill_chunk: prompt tokens that are run at once.
         peers: names of PACKAGES, each once, in the order given.
         peer_python: the interpreter that has the peers' packages; None for this one.
         llama_bench: a llama-bench program that stands for the package, or None.
@@ -57,6 +59,8 @@ class Options:
     n_ctx: int | None
     threads: int | None
     precision: str
+    cache_type: str | None
+    prefill_chunk: int
     peers: tuple[str, ...]
     peer_python: str | None
     llama_bench: str | None
@@ -107,6 +111,8 @@ def _parser() -> argparse.ArgumentParser:
         text=f"positions of context [max(p, d) + n + 16; with --compile {N_CTX}]",
     )
     add("--precision", choices=PRECISIONS, default="default", text="as for generate [default]")
+    add("--cache-type", choices=tuple(CACHE_TYPES), text="as for generate [f16; at highest f32]")
+    add("--prefill-chunk", metavar="N", default=str(CHUNK), text=f"as for generate [{CHUNK}]")
     add(
         "--vs",
         action="append",
@@ -161,6 +167,8 @@ def parse(argv: Sequence[str]) -> Options | None:
         n_ctx=None if value.n_ctx is None else _number("--n-ctx", value.n_ctx, 1),
         threads=None if value.threads is None else _number("-t", value.threads, 1),
         precision=value.precision,
+        cache_type=value.cache_type,
+        prefill_chunk=_number("--prefill-chunk", value.prefill_chunk, 1),
         peers=peers,
         peer_python=value.vs_python,
         llama_bench=value.llama_bench,

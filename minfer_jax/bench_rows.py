@@ -7,6 +7,7 @@ backend, threads, test       CPU, CUDA or Metal; of the CPU; as llama-bench name
 ts_mean, ts_stddev           tokens a second over the repetitions; sample deviation
 samples_ts, ts_median        each of them, and the middle
 precision, n_ctx             as for generate; positions of the KV state
+cache_type                   of keys and values
 kernels                      instruction set of the native kernels, or "xla"
 weight_bytes                 what one token reads of the weights: `bench_bytes`
 gb_per_s, kv_gb_per_s        of weights, and of keys and values, in decode: bytes a token times
@@ -79,6 +80,7 @@ def row(result: Result, run: Run) -> dict[str, Any]:
         **_rates(rates),
         "precision": cfg.precision,
         "n_ctx": run.engine.n_ctx,
+        "cache_type": cfg.cache_dtype,
         "kernels": kernels(),
         "weight_bytes": read,
         "gb_per_s": speed,

@@ -178,6 +178,6 @@ def measure(
 
 def our_rate(engine: Engine, ids: Sequence[int], n_gen: int) -> float:
     """Tokens a second of the prefill of `ids` if n_gen is 0, else of n_gen tokens after it."""
-    n_drawn = sum(1 for _ in engine.generate_tokens(ids, n_gen or 1, temperature=0.0))
+    n_drawn = sum(1 for _ in engine.generate_tokens(ids, n_gen or 1, reuse=False, temperature=0.0))
     assert n_drawn == (n_gen or 1), "the context has room for the test"
     return engine.stats.decode_rate if n_gen else engine.stats.prefill_rate

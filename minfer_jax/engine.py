@@ -3,92 +3,39 @@
 Every program has a fixed shape. A prompt runs through one prefill bucket (padded), long ones in
 chunks of the largest; further tokens run through decode, several a call. What differs from run to
 run is data: positions, sampler values.
+
+The engine holds the text of its latest run (`Session`) and its keys and values (`KVStore`): a
+prompt that begins alike prefills only the rest, and the run can be continued, or saved for that.
 """
 
-import dataclasses
-import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
-from minfer_jax.model import kv_state as kv
-from minfer_jax.model.config import ModelConfig
-from minfer_jax.model.kv_state import KVState
-from minfer_jax.model.params import Params
-from minfer_jax.programs import (
-    BURST,
-    STOPS,
-    Burst,
-    Compile,
-    Programs,
-    all_logits,
-    decode,
-    prefill,
-    program_name,
+from minfer_jax import state_file
+from minfer_jax.context import (
+    CHUNK,
+    MAX_POSITIONS,
+    MAX_TOKENS,
+    N_CTX,
+    EngineError,
+    check_prompt_fits,
+    checked_ids,
+    common_prefix,
 )
+from minfer_jax.kv_store import LAYOUT
+from minfer_jax.model.config import ModelConfig
+from minfer_jax.model.params import Params
+from minfer_jax.programs import Compile, all_logits, burst, decode, prefill, program_name
+from minfer_jax.run_stats import RunStats
+from minfer_jax.runner import Runner, at, padded
 from minfer_jax.sampling import SamplingParams, init_state
-
-N_CTX = 4096  # positions of context, unless told
-MAX_TOKENS = 512  # tokens of an answer, unless told
-BUCKETS = (32, 128, 512)  # prompt lengths that a prefill is compiled for; the last is the chunk
-_MAX_POSITIONS = 2**31 - 1  # positions are int32
-
-
-class EngineError(ValueError):
-    """What was asked cannot be run. One line."""
-
-
-@dataclass(kw_only=True)
-class RunStats:
-    """What one run did.
-
-    Attributes:
-        n_prompt: tokens of the prompt.
-        n_generated: tokens that were yielded.
-        prefill_seconds: until the first token was drawn; compiling and allocating are not in it.
-        decode_seconds: of all decode steps, the one that drew the first token included, and what
-            the consumer did in between.
-        total_seconds: until the latest token was drawn. That first step is in both of the others.
-        compile_seconds: spent on programs that this run needed first.
-        finish_reason: "length" (max_tokens or the context was reached), "stop", or
-            "interrupted" where whoever consumes the run says so.
-    """
-
-    n_prompt: int = 0
-    n_generated: int = 0
-    prefill_seconds: float = 0.0
-    decode_seconds: float = 0.0
-    total_seconds: float = 0.0
-    compile_seconds: float = 0.0
-    finish_reason: str = "length"
-
-    @property
-    def prefill_rate(self) -> float:
-        """Prompt tokens a second."""
-        return self.n_prompt / self.prefill_seconds if self.prefill_seconds else 0.0
-
-    @property
-    def decode_rate(self) -> float:
-        """Generated tokens a second."""
-        return self.n_generated / self.decode_seconds if self.decode_seconds else 0.0
-
-
-def check_prompt_fits(n_prompt: int, n_ctx: int, n_ctx_train: int | None = None) -> None:
-    """Refuse a prompt longer than the context.
-
-    Raises:
-        EngineError: says both lengths, and to raise n_ctx where the model's maximum allows it.
-    """
-    if n_prompt <= n_ctx:
-        return
-    hint = "shorten it"
-    if n_ctx_train is not None and n_ctx < n_ctx_train:
-        hint += f", or raise n_ctx (this model allows {n_ctx_train})"
-    raise EngineError(f"the prompt has {n_prompt} tokens, but the context holds {n_ctx}: {hint}")
+from minfer_jax.sampling.state import WINDOW
+from minfer_jax.session import Expected, RunOptions, Session, Snapshot, to_parts
 
 
 class Engine:
@@ -98,35 +45,35 @@ class Engine:
         params: the weights; usable with `minfer_jax.model.forward`.
         cfg: the model's configuration.
         n_ctx: positions that the KV state holds, fixed.
-        stats: of the latest run of `generate_tokens`.
     """
 
-    def __init__(self, params: Params, cfg: ModelConfig, *, n_ctx: int = N_CTX) -> None:
+    def __init__(
+        self,
+        params: Params,
+        cfg: ModelConfig,
+        *,
+        n_ctx: int = N_CTX,
+        prefill_chunk: int = CHUNK,
+    ) -> None:
         """Allocates nothing yet: the KV state is made by the first run.
 
         Args:
             params: weights.
             cfg: their configuration.
             n_ctx: positions wanted; the model's own maximum bounds it.
+            prefill_chunk: tokens that one prefill call takes at most. Working memory and the rings
+                of sliding layers grow with it.
 
         Raises:
-            EngineError: n_ctx is below 1.
+            EngineError: n_ctx or prefill_chunk is below 1.
         """
         if n_ctx < 1:
             raise EngineError(f"n_ctx is {n_ctx}, expected at least 1")
         self.params = params
         self.cfg = cfg
-        self.n_ctx = min(n_ctx, cfg.n_ctx_train, _MAX_POSITIONS)
-        self.stats = RunStats()
-        self._buckets = tuple(b for b in BUCKETS if b < self.n_ctx) or (self.n_ctx,)
-        if self._buckets[-1] < min(self.n_ctx, BUCKETS[-1]):
-            self._buckets += (self.n_ctx,)
-        make = partial(kv.init, cfg, self.n_ctx, chunk=self._buckets[-1])
-        self._new_kv: Callable[[], KVState] = jax.jit(make)
-        self._kv_shape = jax.eval_shape(self._new_kv)
-        self._programs = Programs(cfg, self._kv_shape)
-        self._kv: KVState | None = None
-        self._run = 0
+        self.n_ctx = min(n_ctx, cfg.n_ctx_train, MAX_POSITIONS)
+        self._runner = Runner(params, cfg, n_ctx=self.n_ctx, prefill_chunk=prefill_chunk)
+        self._session: Session | None = None
 
     def generate_tokens(
         self,
@@ -134,6 +81,9 @@ class Engine:
         max_tokens: int = MAX_TOKENS,
         *,
         stop_ids: Sequence[int] | frozenset[int] = (),
+        context_shift: bool = False,
+        n_keep: int = 0,
+        reuse: bool = True,
         repeat_penalty: float = 1.0,
         **sampling: float,
     ) -> Iterator[int]:
@@ -143,6 +93,11 @@ class Engine:
             token_ids: the prompt, at least one token, at most n_ctx.
             max_tokens: how many to draw at most; fewer where the context ends.
             stop_ids: tokens that end the run; they are not yielded.
+            context_shift: when the context is full, go on: half of it is dropped and the rest is
+                run anew from position 0, so that what follows is what it would be for that text.
+            n_keep: tokens at the beginning that no shift drops; all of the prompt if negative.
+            reuse: take over what the KV state holds of the prompt's beginning. The numbers are the
+                same but for rounding: chunks are cut elsewhere.
             repeat_penalty: as in SamplingParams, but off unless given: tokens are what the model
                 says.
             **sampling: further fields of SamplingParams.
@@ -155,14 +110,32 @@ class Engine:
         """
         chosen = SamplingParams(repeat_penalty=repeat_penalty, **sampling)  # pyright: ignore
         ids = self._checked(token_ids)
-        if max_tokens < 0:
-            raise EngineError(f"max_tokens is {max_tokens}, expected 0 or more")
-        return self._generate(ids, max_tokens, frozenset(stop_ids), chosen)
+        options = RunOptions(
+            sampling=chosen,
+            stop_ids=frozenset(int(i) for i in stop_ids if 0 <= i < MAX_POSITIONS),
+            context_shift=bool(context_shift),
+            n_keep=len(ids) if n_keep < 0 else min(n_keep, MAX_POSITIONS),
+        )
+        return self._begin(ids.tolist(), options, _checked_max(max_tokens), reuse)
+
+    def continue_tokens(self, max_tokens: int = MAX_TOKENS) -> Iterator[int]:
+        """Tokens that the latest run, or the one that was restored, would have yielded next.
+
+        It goes on as it was begun: with the same sampling values, draws, stop ids and policy.
+
+        Args:
+            max_tokens: how many more to draw at most.
+
+        Raises:
+            EngineError: there is no run to continue, or as for `generate_tokens`.
+        """
+        self._held()
+        return self._continue(_checked_max(max_tokens))
 
     def logits(
         self, token_ids: Sequence[int], chunk: int | None = None
     ) -> Float[np.ndarray, "T V"]:
-        """What the model says after each token of a text.
+        """What the model says after each token of a text. It runs all of it, and nothing is held.
 
         Args:
             token_ids: at most n_ctx.
@@ -176,54 +149,117 @@ class Engine:
             EngineError: as for generate_tokens, or chunk is out of range.
         """
         ids = self._checked(token_ids)
-        longest = self._buckets[-1]
+        runner, longest = self._runner, self._runner.buckets[-1]
         if chunk is not None and not 1 <= chunk <= longest:
             raise EngineError(f"chunk is {chunk}, expected 1 to {longest}")
-        self._run += 1
+        self.forget()
         out = np.empty((len(ids), self.cfg.n_vocab), np.float32)
         chosen = SamplingParams(temperature=0.0)
         args, sampler = chosen.arrays(), init_state(chosen, [])
         size = longest if chunk is None else chunk
-        bucket = self._bucket(min(size, len(ids)))
+        bucket = runner.bucket(min(size, len(ids)))
         if chunk == 1:
-            self._programs.compile(decode, self.params, 1, sampler, args, _burst(1))
+            runner.programs.compile(decode, self.params, 1, sampler, args, burst(1))
         else:
-            self._programs.compile(all_logits, self.params, bucket)
-        self._reset()
+            runner.programs.compile(all_logits, self.params, bucket)
+        runner.kv.keep(0)
         for start in range(0, len(ids), size):
             part = ids[start : start + size]
             if chunk == 1:
-                position = _at(start)
-                *_, logits, sampler = self._call(
-                    decode, part[None], position, sampler, args, _burst(1)
+                place = at(start)
+                *_, logits, sampler = runner.call(
+                    decode, part[None], place, sampler, args, burst(1)
                 )
                 out[start] = np.asarray(logits)[0]
             else:
-                (logits,) = self._call(all_logits, *self._padded(part, start, bucket))
+                (logits,) = runner.call(all_logits, *padded(part, start, bucket))
                 out[start : start + len(part)] = np.asarray(logits)[0, : len(part)]
         if np.isnan(out[:, 0]).any():
-            self._kv = None  # as in _generate
+            runner.kv.drop()
         return out
+
+    @property
+    def stats(self) -> RunStats:
+        """Of the latest run of `generate_tokens` or `continue_tokens`."""
+        return self._runner.stats
+
+    @property
+    def tokens(self) -> list[int]:
+        """The text that is held: prompt and what was yielded, less what shifts have dropped."""
+        return [] if self._session is None else list(self._session.tokens)
+
+    def forget(self) -> None:
+        """Hold no text: the next run prefills all of its prompt. A run in progress is over."""
+        self._runner.begin(self.params)
+        self._session = None
+
+    def snapshot(self) -> Snapshot:
+        """The state as a value: what is needed to go on from here, copied to the host.
+
+        Raises:
+            EngineError: nothing was run yet.
+        """
+        session = self._held()
+        return Snapshot(session=session.copy(), rows=self._runner.kv.rows(session.n_rows))
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Put a state back, of an engine with the same weights; then `continue_tokens` goes on.
+
+        Raises:
+            EngineError: there is no memory for the KV state.
+        """
+        self.forget()
+        self._runner.kv.put(snapshot.rows)
+        self._session = snapshot.session.copy()
+
+    def save_state(self, path: str | Path, identity: str) -> None:
+        """Write the state into a file, in place of one that is there: see `state_file`.
+
+        Args:
+            path: where to.
+            identity: of the weights, such as their file's digest.
+
+        Raises:
+            EngineError: nothing was run yet.
+            StateError: the file cannot be written.
+        """
+        state_file.write(path, self._identity(identity), *to_parts(self.snapshot()))
+
+    def load_state(self, path: str | Path, identity: str) -> None:
+        """Restore the state that a file holds; where it is refused, all stays as it is.
+
+        Args:
+            path: a file that `save_state` wrote.
+            identity: as it was given then. n_ctx and prefill_chunk may be others.
+
+        Raises:
+            StateError: the file is none of these, damaged, of another model, cache type or
+                precision, or longer than the context.
+            EngineError: there is no memory for the KV state.
+        """
+        expected = Expected(self._runner.kv, self.n_ctx, self.cfg.n_vocab)
+        identities = self._identity(identity)
+        self.restore(state_file.read(path, identities, expected.check, expected.build))
 
     @property
     def compiles(self) -> list[Compile]:
         """Every program that was compiled, in order."""
-        return self._programs.compiles
+        return self._runner.programs.compiles
 
     @property
     def compile_seconds(self) -> float:
         """Seconds spent compiling so far."""
-        return sum(c.seconds for c in self.compiles)
+        return self._runner.programs.seconds
 
     def traces(self) -> dict[str, Callable[[], jax.stages.Traced]]:
         """Every program that runs may need, by name: what traces it, anew at each call."""
         chosen = SamplingParams(temperature=0.0)
-        rest = init_state(chosen, []), chosen.arrays(), _burst(1)
-        programs = [(prefill, n, ()) for n in self._buckets]
-        programs += [(decode, 1, rest), (all_logits, self._buckets[-1], ())]
+        rest = init_state(chosen, []), chosen.arrays(), burst(1)
+        programs = [(prefill, n, ()) for n in self._runner.buckets]
+        programs += [(decode, 1, rest), (all_logits, self._runner.buckets[-1], ())]
         return {
             program_name(function, n): partial(
-                self._programs.trace, function, self.params, n, *others
+                self._runner.programs.trace, function, self.params, n, *others
             )
             for function, n, others in programs
         }
@@ -231,155 +267,56 @@ class Engine:
     @property
     def kv_bytes(self) -> int:
         """Bytes of the KV state, whether or not it is allocated yet."""
-        return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(self._kv_shape))
+        return self._runner.kv.nbytes
 
-    def _generate(
-        self, ids: np.ndarray, max_tokens: int, stop_ids: frozenset[int], chosen: SamplingParams
+    def kv_layers(self, kind: int) -> tuple[int, int, int]:
+        """(layers, slots, bytes of keys and values) of kv_state.FULL or kv_state.SLIDING."""
+        return self._runner.kv.layers(kind)
+
+    def _begin(
+        self, ids: list[int], options: RunOptions, max_tokens: int, reuse: bool
     ) -> Iterator[int]:
-        self._run += 1
-        run = self._run
-        stats = self.stats = RunStats(n_prompt=len(ids))
-        if not max_tokens:
-            return
-        args, sampler = chosen.arrays(), init_state(chosen, ids.tolist())
-        room = min(max_tokens, self.n_ctx - len(ids) + 1)
-        bucket = self._bucket(len(ids) - 1)
-        compiled = self.compile_seconds
-        if len(ids) > 1:
-            self._programs.compile(prefill, self.params, bucket)
-        self._programs.compile(decode, self.params, 1, sampler, args, _burst(1))
-        stats.compile_seconds = self.compile_seconds - compiled
-        self._reset()
-
-        begin = time.perf_counter()
-        # All tokens but the last are prefilled. The last goes through decode, as every later one
-        # does: so the prefill needs neither the output layer nor the sampler.
-        for start in range(0, len(ids) - 1, bucket):
-            end = min(start + bucket, len(ids) - 1)
-            self._call(prefill, *self._padded(ids[start:end], start, bucket))
-
-        jax.block_until_ready(self._kv)
-        decode_begin = time.perf_counter()
-        # A call is sent off before the tokens that it continues are read: the device never waits
-        # for the host.
-        first = _burst(1)  # the prompt's last token may be one that stops: it does not stop here
-        pace, asked, steps = _Pace(), 1, 1
-        tokens, last, _, sampler = self._call(
-            decode, ids[None, -1:], _at(len(ids) - 1), sampler, args, first
+        """A run from a prompt; it begins with its first token."""
+        held = self._session
+        n = common_prefix(held.tokens[: held.n_rows], ids) if held and reuse else 0
+        session = Session(
+            options=options, tokens=ids, recent=ids[-WINDOW:], n_rows=min(n, len(ids) - 1)
         )
-        while steps:
-            after, following = min(pace.steps, room - asked), tokens
-            if after:
-                position = _at(len(ids) - 1 + asked)
-                following, last, _, sampler = self._call(
-                    decode, last, position, sampler, args, _burst(after, stop_ids)
-                )
-            drawn = np.asarray(tokens)[0, :steps].tolist()
-            pace.read(steps)
-            for token in drawn:
-                if token < 0:
-                    at = len(ids) + stats.n_generated - 1
-                    self._kv = None  # NaN in it would get into later runs, as 0 times NaN is NaN
-                    raise EngineError(f"the model gave no finite logits at position {at}")
-                now = time.perf_counter()
-                if not stats.n_generated:
-                    stats.prefill_seconds = now - begin
-                if token in stop_ids:
-                    stats.finish_reason = "stop"
-                    return
-                stats.n_generated += 1
-                stats.decode_seconds, stats.total_seconds = now - decode_begin, now - begin
-                yield token
-                if run != self._run:
-                    raise EngineError("this run was overtaken by another on the same engine")
-            asked, steps, tokens = asked + after, after, following
+        yield from self._go_on(session, max_tokens)
 
-    def _call(
-        self, function: Callable, tokens: np.ndarray | Array, positions: np.ndarray, *rest: object
-    ) -> list:
-        """Run a program on the KV state, which it replaces; its other results."""
-        assert self._kv is not None
-        self._kv, *others = self._programs.call(
-            function, self.params, tokens, positions, self._kv, *rest
-        )
-        return others
+    def _go_on(self, session: Session, max_tokens: int) -> Iterator[int]:
+        self._runner.begin(self.params)
+        if max_tokens:
+            self._session = session
+            yield from self._runner.run(session, max_tokens)
+        else:
+            self._runner.stats = RunStats(n_prompt=len(session.tokens))
 
-    def _bucket(self, n_tokens: int) -> int:
-        """The smallest bucket that holds the tokens, or the largest."""
-        return next((b for b in self._buckets if b >= n_tokens), self._buckets[-1])
+    def _continue(self, max_tokens: int) -> Iterator[int]:
+        """The run that is held when the first token is asked for."""
+        yield from self._go_on(self._held(), max_tokens)
 
-    def _padded(self, ids: np.ndarray, start: int, bucket: int) -> tuple[np.ndarray, np.ndarray]:
-        """(token ids, positions), int32 [1, bucket] each; padding is token 0 at position -1."""
-        tokens = np.zeros((1, bucket), np.int32)
-        positions = np.full((1, bucket), -1, np.int32)
-        tokens[0, : len(ids)] = ids
-        positions[0, : len(ids)] = np.arange(start, start + len(ids))
-        return tokens, positions
+    def _held(self) -> Session:
+        if self._session is None:
+            raise EngineError("there is no run to continue or to save: generate something first")
+        return self._session
 
-    def _reset(self) -> None:
-        """Empty the KV state. Old keys and values may stay: only positions make them visible."""
-        # Interrupted in the middle of a call, the state may be given away and no new one kept.
-        if self._kv is None or any(a.is_deleted() for a in jax.tree.leaves(self._kv)):
-            try:
-                self._kv = self._new_kv()
-            except jax.errors.JaxRuntimeError as e:
-                raise EngineError(
-                    f"no memory for the KV state of {self.n_ctx} positions "
-                    f"({self.kv_bytes / 1e6:.0f} MB): lower n_ctx"
-                ) from e
-        empty = [np.full(held.shape, -1, np.int32) for held in self._kv.positions]
-        kv_state = dataclasses.replace(self._kv, positions=tuple(jax.device_put(empty)))
-        self._kv = jax.block_until_ready(kv_state)
+    def _identity(self, model: str) -> dict[str, str]:
+        return {
+            "model": model,
+            "architecture": self.cfg.arch,
+            "cache type": self.cfg.cache_dtype,
+            "precision": self.cfg.precision,
+            "layout": str(LAYOUT),
+        }
 
     def _checked(self, token_ids: Sequence[int]) -> np.ndarray:
-        try:
-            ids = np.asarray(token_ids)
-        except ValueError:  # nested, and of several lengths
-            ids = np.asarray(token_ids, object)
-        if ids.size == 0:
-            raise EngineError("the prompt holds no tokens; give at least one")
-        if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
-            raise EngineError(
-                f"token_ids is {ids.dtype} {list(ids.shape)}, expected a list of integers"
-            )
-        wrong = ids[(ids < 0) | (ids >= self.cfg.n_vocab)]
-        if wrong.size:
-            raise EngineError(
-                f"token id {wrong[0]} is outside the vocabulary of {self.cfg.n_vocab}"
-            )
+        ids = checked_ids(token_ids, self.cfg.n_vocab)
         check_prompt_fits(len(ids), self.n_ctx, self.cfg.n_ctx_train)
-        return ids.astype(np.int32)
+        return ids
 
 
-class _Pace:
-    """How many tokens a call should draw: what takes about as long as a frame on the screen.
-
-    Tokens then come as if one by one, while the host's part of a call, some tenths of a
-    millisecond, is shared among them. A large model draws one a call.
-    """
-
-    FRAME = 0.04  # seconds
-
-    def __init__(self) -> None:
-        self.steps = 1
-        self._then = time.perf_counter()
-
-    def read(self, steps: int) -> None:
-        """To be called when the tokens of a call of so many steps were read."""
-        now = time.perf_counter()
-        each = max((now - self._then) / steps, 1e-6)
-        self.steps = max(1, min(BURST, int(self.FRAME / each)))
-        self._then = now
-
-
-def _burst(steps: int, stop_ids: frozenset[int] = frozenset()) -> Burst:
-    """Those of the stop ids that fit; of others the engine takes note when it reads them."""
-    known = np.full(STOPS, -1, np.int32)
-    real = sorted(i for i in stop_ids if 0 <= i < _MAX_POSITIONS)
-    some = real[: STOPS - 1]  # a -1 stays: the token of logits that are not finite
-    known[: len(some)] = some
-    return Burst(steps=np.int32(steps), stop_ids=known)  # pyright: ignore
-
-
-def _at(position: int) -> np.ndarray:
-    return np.array([[position]], np.int32)
+def _checked_max(max_tokens: int) -> int:
+    if max_tokens < 0:
+        raise EngineError(f"max_tokens is {max_tokens}, expected 0 or more")
+    return max_tokens

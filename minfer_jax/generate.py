@@ -18,7 +18,8 @@ from absl import app, flags, logging
 
 from minfer_jax import host, metadata_report, sources
 from minfer_jax.command import fail, guarded, leave, say
-from minfer_jax.engine import Engine, check_prompt_fits
+from minfer_jax.context import MAX_POSITIONS, check_prompt_fits
+from minfer_jax.engine import Engine
 from minfer_jax.generate_flags import Options, UsageError, help_text, parse
 from minfer_jax.gguf import GGUFFile, open_gguf
 from minfer_jax.language_model import LanguageModel, from_file
@@ -78,6 +79,8 @@ def _run(options: Options) -> int:
             file,
             n_ctx=max(options.n_ctx, len(ids)),
             precision=options.precision,
+            cache_type=options.cache_type,
+            prefill_chunk=options.prefill_chunk,
             tokenizer=tokenizer,
             on_bytes=bar,
         )
@@ -93,8 +96,10 @@ def _generate(model: LanguageModel, ids: list[int], options: Options) -> int:
     engine, status = model.engine, 0
     pieces = model.stream_ids(
         ids,
-        max_tokens=engine.n_ctx if options.max_tokens is None else options.max_tokens,
+        max_tokens=MAX_POSITIONS if options.max_tokens is None else options.max_tokens,
         stop=options.stop,
+        context_shift=options.context_shift,
+        n_keep=options.keep,
         **dataclasses.asdict(options.sampling),
     )
     say("Compiling, or loading what an earlier run compiled ...")
@@ -121,13 +126,13 @@ def _generate(model: LanguageModel, ids: list[int], options: Options) -> int:
 
 def _say_prefill(engine: Engine) -> bool:
     stats = engine.stats
-    say(_rate("Prefill: ", stats.n_prompt, stats.prefill_seconds, stats.prefill_rate))
+    say(_rate("Prefill: ", stats.n_prefilled, stats.prefill_seconds, stats.prefill_rate))
     return True
 
 
 def _report(engine: Engine) -> None:
     stats = engine.stats
-    total = stats.n_prompt + stats.n_generated
+    total = stats.n_prefilled + stats.n_generated
     rate = total / stats.total_seconds if stats.total_seconds else 0.0
     programs = ", ".join(
         f"{c.name} {c.seconds:.2f}s" + " from the cache" * c.cached for c in engine.compiles
@@ -136,6 +141,8 @@ def _report(engine: Engine) -> None:
     say(_rate("Generated: ", stats.n_generated, stats.decode_seconds, stats.decode_rate))
     say(_rate("Total:     ", total, stats.total_seconds, rate))
     say(f"Compiled: {len(engine.compiles)} programs in {engine.compile_seconds:.2f}s ({programs})")
+    if stats.n_dropped:
+        say(f"Dropped: {stats.n_dropped} tokens, as the context was full")
     say(f"Finished: {stats.finish_reason}")
 
 

@@ -8,8 +8,8 @@ from typing import Any
 from absl import flags
 
 from minfer_jax import sources
-from minfer_jax.engine import MAX_TOKENS, N_CTX
-from minfer_jax.model.precision import PRECISIONS
+from minfer_jax.context import CHUNK, MAX_TOKENS, N_CTX
+from minfer_jax.model.precision import CACHE_TYPES, PRECISIONS
 from minfer_jax.sampling import SamplingParams
 
 _NUMBERS: tuple[tuple[str, float | int | None, str], ...] = (  # name, default, help
@@ -31,18 +31,23 @@ _NUMBERS: tuple[tuple[str, float | int | None, str], ...] = (  # name, default, 
     ("seed", SamplingParams.seed, "same seed, same text"),
     ("n-predict", MAX_TOKENS, "tokens at most; -1 for all that fit"),
     ("n-ctx", N_CTX, "positions of context, prompt included"),
+    ("prefill-chunk", CHUNK, "prompt tokens that are run at once"),
+    ("keep", 0, "prompt tokens that no shift drops; -1 for all"),
     ("threads", None, "CPU threads; all if not given"),
 )
+_LEAST = (("n-predict", -1), ("n-ctx", 1), ("prefill-chunk", 1), ("keep", -1), ("threads", 1))
 _SHORT = {"n-predict": "n", "threads": "t"}
 _SWITCHES = (
     ("greedy", "the same as --temp 0"),
     ("no-template", "the model sees the prompt as it is"),
+    ("context-shift", "when the context is full, drop half and go on"),
     ("meta", "show metadata and memory, then generate"),
 )
 _TEXTS = (
     ("stop", "end before this text; may be repeated"),
     ("system", "a system message before the prompt"),
     ("precision", f"{' or '.join(PRECISIONS)}: float32 throughout, or fast"),
+    ("cache-type", f"{', '.join(CACHE_TYPES)} [f16; at highest f32]"),
 )
 
 
@@ -60,7 +65,9 @@ def _define() -> flags.FlagValues:
     texts = dict(_TEXTS)
     flags.DEFINE_multi_string("stop", [], texts["stop"], flag_values=values)
     flags.DEFINE_string("system", None, texts["system"], flag_values=values)
-    flags.DEFINE_enum("precision", "default", PRECISIONS, texts["precision"], flag_values=values)
+    enums = (("precision", "default", PRECISIONS), ("cache-type", None, tuple(CACHE_TYPES)))
+    for name, default, choices in enums:
+        flags.DEFINE_enum(name, default, choices, texts[name], flag_values=values)
     return values
 
 
@@ -94,10 +101,15 @@ class Options:
         system: a system message, or None.
         template: False to leave the chat template out, None to let the file decide.
         sampling: how to draw.
-        max_tokens: tokens at most, or None for as many as the context holds.
+        max_tokens: tokens at most; None for as many as the context holds, or without end where
+            it shifts.
         stop: strings that end the text.
         n_ctx: positions of context.
         precision: "default" or "highest".
+        cache_type: of keys and values, or None for what the precision implies.
+        prefill_chunk: prompt tokens that are run at once.
+        context_shift: go on when the context is full.
+        keep: tokens of the prompt that no shift drops, besides BOS; all of it if negative.
         threads: CPU threads, or None for all.
         meta: show metadata and memory.
     """
@@ -111,6 +123,10 @@ class Options:
     stop: tuple[str, ...]
     n_ctx: int
     precision: str
+    cache_type: str | None
+    prefill_chunk: int
+    context_shift: bool
+    keep: int
     threads: int | None
     meta: bool
 
@@ -158,9 +174,11 @@ def parse(argv: Sequence[str]) -> Options:
         )
     except ValueError as e:
         raise UsageError(str(e)) from None
-    for name, least in (("n-predict", -1), ("n-ctx", 1), ("threads", 1)):
+    for name, least in _LEAST:
         if value[name] is not None and value[name] < least:
             raise UsageError(f"--{name} is {value[name]}, expected {least} or more")
+    if value["keep"] and not value["context-shift"]:
+        raise UsageError("--keep needs --context-shift: without it nothing is dropped")
     if value["no-template"] and value["system"] is not None:
         raise UsageError("--system needs the chat template: leave out --no-template")
     model, prompt = _model_and_prompt(positional)
@@ -174,6 +192,10 @@ def parse(argv: Sequence[str]) -> Options:
         stop=tuple(value["stop"]),
         n_ctx=value["n-ctx"],
         precision=value["precision"],
+        cache_type=value["cache-type"],
+        prefill_chunk=value["prefill-chunk"],
+        context_shift=value["context-shift"],
+        keep=value["keep"],
         threads=value["threads"],
         meta=value["meta"],
     )

@@ -9,6 +9,7 @@
 and is opened as one through any of them.
 """
 
+import hashlib
 import mmap
 import os
 import stat
@@ -26,6 +27,9 @@ __all__ = ["GGML_TYPES", "GGUFError", "GGUFFile", "TensorInfo", "open_gguf"]
 MAX_PARTS = 65_535  # split.count is a uint16
 
 T = TypeVar("T")
+
+
+_HASHED = 16 << 20  # bytes at a time; a multiple of every page size
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -85,6 +89,19 @@ class GGUFFile:
         if advice is not None and tensor.nbytes:
             start = tensor.offset - tensor.offset % mmap.PAGESIZE
             self.maps[tensor.part].madvise(advice, start, tensor.offset + tensor.nbytes - start)
+
+    def sha256(self) -> str:
+        """Returns the digest of all files, one after the other, in hex; their pages are let go."""
+        digest = hashlib.sha256()
+        advice = getattr(mmap, "MADV_DONTNEED", None)
+        for mapped in self.maps:
+            for start in range(0, len(mapped), _HASHED):
+                end = min(start + _HASHED, len(mapped))
+                with memoryview(mapped) as view:
+                    digest.update(view[start:end])
+                if advice is not None:
+                    mapped.madvise(advice, start, end - start)
+        return digest.hexdigest()
 
     def get(self, key: str, default: Any = None) -> Any:
         """Returns the value of a metadata key, or `default` if the file lacks it."""

@@ -1,5 +1,7 @@
 """Text in, text out: an engine with its tokenizer."""
 
+import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -7,17 +9,23 @@ from pathlib import Path
 import numpy as np
 
 from minfer_jax import compile_cache, memory, sources
-from minfer_jax.engine import MAX_TOKENS, N_CTX, Engine, RunStats
+from minfer_jax.context import CHUNK, MAX_TOKENS, N_CTX
+from minfer_jax.engine import Engine
 from minfer_jax.gguf import GGUFFile, open_gguf
+from minfer_jax.model import precision as precisions
 from minfer_jax.model.config import ModelConfig
 from minfer_jax.model.load import load_model
 from minfer_jax.model.params import Params
 from minfer_jax.prompt import Messages, encode_prompt
+from minfer_jax.run_stats import RunStats
 from minfer_jax.sampling import SamplingParams
 from minfer_jax.stop_strings import StopStrings
+from minfer_jax.stream_decoder import StreamDecoder
 from minfer_jax.tokenizer import Tokenizer, TokenizerError
 
 log = logging.getLogger("minfer_jax")
+
+_CHARACTER = 4  # tokens that one character takes at most, a byte each
 
 
 class LanguageModel:
@@ -57,6 +65,36 @@ class LanguageModel:
         """See `Engine.generate_tokens`."""
         return self.engine.generate_tokens(token_ids, max_tokens, **options)  # pyright: ignore
 
+    def continue_tokens(self, max_tokens: int = MAX_TOKENS) -> Iterator[int]:
+        """See `Engine.continue_tokens`."""
+        return self.engine.continue_tokens(max_tokens)
+
+    def save_state(self, path: str | Path) -> None:
+        """Write what the latest run left into a file, to be continued in this process or another.
+
+        Args:
+            path: where to; a file that is there is replaced.
+
+        Raises:
+            ValueError: nothing was run yet (EngineError), or the file cannot be written
+                (StateError).
+        """
+        self.engine.save_state(path, self._digest)
+
+    def load_state(self, path: str | Path) -> None:
+        """Restore what `save_state` wrote; `continue_tokens` and `continue_stream` then go on.
+
+        Raises:
+            ValueError: the file is damaged, or of another model, cache type or precision
+                (StateError); there is no memory for it (EngineError).
+        """
+        self.engine.load_state(path, self._digest)
+
+    @functools.cached_property
+    def _digest(self) -> str:
+        """Of the model's file; it takes some time, so only where it is needed."""
+        return self.file.sha256()
+
     def logits(self, token_ids: Sequence[int], chunk: int | None = None) -> np.ndarray:
         """See `Engine.logits`."""
         return self.engine.logits(token_ids, chunk)
@@ -80,6 +118,8 @@ class LanguageModel:
         stop: Sequence[str] | str = (),
         system: str | None = None,
         template: bool | None = None,
+        context_shift: bool = False,
+        n_keep: int = 0,
         **sampling: float,
     ) -> Iterator[str]:
         """The answer, piece by piece.
@@ -90,6 +130,9 @@ class LanguageModel:
             stop: strings that end the text; they are not part of it.
             system: a system message.
             template: whether to use the chat template.
+            context_shift: go on when the context is full; see `Engine.generate_tokens`.
+            n_keep: tokens of the prompt, after BOS where it has one, that no shift drops; all of it
+                if negative.
             **sampling: fields of SamplingParams, with its defaults.
 
         Yields:
@@ -102,6 +145,8 @@ class LanguageModel:
             self.encode_prompt(prompt, system=system, template=template),
             max_tokens=max_tokens,
             stop=stop,
+            context_shift=context_shift,
+            n_keep=n_keep,
             **sampling,
         )
 
@@ -111,15 +156,40 @@ class LanguageModel:
         *,
         max_tokens: int = MAX_TOKENS,
         stop: Sequence[str] | str = (),
+        context_shift: bool = False,
+        n_keep: int = 0,
         **sampling: float,
     ) -> Iterator[str]:
         """As `stream`, for a prompt that is tokens already."""
         tokenizer = self._known_tokenizer()
         chosen = {"repeat_penalty": SamplingParams.repeat_penalty, **sampling}
         tokens = self.engine.generate_tokens(
-            token_ids, max_tokens, stop_ids=tokenizer.eog_ids, **chosen
+            token_ids,
+            max_tokens,
+            stop_ids=tokenizer.eog_ids,
+            context_shift=context_shift,
+            n_keep=n_keep + tokenizer.add_bos if n_keep >= 0 else n_keep,  # as llama.cpp counts
+            **chosen,  # pyright: ignore
         )
-        return self._text(tokens, tokenizer, StopStrings(stop))
+        return self._text(tokens, tokenizer.stream_decoder(continues=True), StopStrings(stop))
+
+    def continue_stream(
+        self, *, max_tokens: int = MAX_TOKENS, stop: Sequence[str] | str = ()
+    ) -> Iterator[str]:
+        """More of the answer that the latest run, or the one that was restored, has begun.
+
+        Args:
+            max_tokens: how many more tokens to draw at most.
+            stop: strings that end the text, as far as they lie in this part of it.
+
+        Raises:
+            ValueError: as for `Engine.continue_tokens`, and TokenizerError without a tokenizer.
+        """
+        decoder = self._known_tokenizer().stream_decoder(continues=True)
+        tokens = self.engine.continue_tokens(max_tokens)
+        for token in self.engine.tokens[-_CHARACTER:]:
+            decoder.push(token)  # a character that is begun is ended by what comes
+        return self._text(tokens, decoder, StopStrings(stop))
 
     def _known_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
@@ -127,9 +197,8 @@ class LanguageModel:
         return self.tokenizer
 
     def _text(
-        self, tokens: Iterator[int], tokenizer: Tokenizer, stops: StopStrings
+        self, tokens: Iterator[int], decoder: StreamDecoder, stops: StopStrings
     ) -> Iterator[str]:
-        decoder = tokenizer.stream_decoder(continues=True)
         for token in tokens:
             if text := stops.push(decoder.push(token)):
                 yield text
@@ -150,6 +219,8 @@ def load(
     *,
     n_ctx: int = N_CTX,
     precision: str = "default",
+    cache_type: str | None = None,
+    prefill_chunk: int = CHUNK,
     on_bytes: Callable[[int], None] = lambda n: None,
 ) -> LanguageModel:
     """Load a model.
@@ -159,6 +230,9 @@ def load(
             cached name.
         n_ctx: positions of context, bounded by what the model was made for.
         precision: "highest" is float32 throughout; "default" is what is fast here.
+        cache_type: what keys and values are rounded to: f32, f16, bf16 or q8_0; None for f16, or
+            f32 at the highest precision.
+        prefill_chunk: prompt tokens that one call runs at most.
         on_bytes: called with the size of each weight that was read, for a progress bar.
 
     Raises:
@@ -166,7 +240,14 @@ def load(
             (GGUFError), or cannot be run (ModelError), or an argument is out of range.
     """
     file = open_gguf(sources.resolve(model))
-    return from_file(file, n_ctx=n_ctx, precision=precision, on_bytes=on_bytes)
+    return from_file(
+        file,
+        n_ctx=n_ctx,
+        precision=precision,
+        cache_type=cache_type,
+        prefill_chunk=prefill_chunk,
+        on_bytes=on_bytes,
+    )
 
 
 def from_file(
@@ -174,14 +255,18 @@ def from_file(
     *,
     n_ctx: int = N_CTX,
     precision: str = "default",
+    cache_type: str | None = None,
+    prefill_chunk: int = CHUNK,
     tokenizer: Tokenizer | None = None,
     on_bytes: Callable[[int], None] = lambda n: None,
 ) -> LanguageModel:
     """As `load`, from an open file; a tokenizer that is already built is used as it is."""
     memory.share_arenas()
     compile_cache.enable()
+    cache_dtype = precisions.cache_dtype(cache_type, precision)
     cfg, params = load_model(file, precision=precision, on_bytes=on_bytes)
-    engine = Engine(params, cfg, n_ctx=n_ctx)
+    cfg = dataclasses.replace(cfg, cache_dtype=cache_dtype)
+    engine = Engine(params, cfg, n_ctx=n_ctx, prefill_chunk=prefill_chunk)
     if tokenizer is None:
         try:
             tokenizer = Tokenizer.from_gguf(file)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from minfer_jax.gguf import GGML_TYPES, GGUFFile
+from minfer_jax.model import kv_state
 
 if TYPE_CHECKING:
     from minfer_jax.engine import Engine
@@ -31,10 +32,19 @@ def metadata(file: GGUFFile) -> str:
 
 
 def memory(engine: "Engine") -> str:
-    """Bytes of the weights and of the KV state."""
-    weights, kv = engine.params.nbytes / 1e6, engine.kv_bytes / 1e6
-    dtype = engine.cfg.cache_dtype
-    return f"  weights {weights:.1f} MB, KV state {kv:.1f} MB ({engine.n_ctx} positions, {dtype})"
+    """Bytes of the weights, and of the KV state for each kind of layer."""
+    lines = [
+        f"  weights {engine.params.nbytes / 1e6:.1f} MB, KV state {engine.kv_bytes / 1e6:.1f} MB "
+        f"({engine.n_ctx} positions, {engine.cfg.cache_dtype})"
+    ]
+    for name, kind in (("full", kv_state.FULL), ("sliding", kv_state.SLIDING)):
+        n_layers, n_slots, n_bytes = engine.kv_layers(kind)
+        if n_layers:
+            lines.append(
+                f"  {n_layers} layers of {name} attention: {n_slots} slots each, "
+                f"{n_bytes / 1e6:.1f} MB"
+            )
+    return "\n".join(lines)
 
 
 def _value(value: Any) -> str:

@@ -65,6 +65,15 @@ class Burst:
     stop_ids: Int[Array, " STOPS"]
 
 
+def burst(steps: int, stop_ids: frozenset[int] = frozenset()) -> Burst:
+    """A Burst with those of the stop ids that fit; of others note is to be taken on reading."""
+    known = np.full(STOPS, -1, np.int32)
+    real = sorted(i for i in stop_ids if 0 <= i < 2**31 - 1)
+    some = real[: STOPS - 1]  # a -1 stays: the token of logits that are not finite
+    known[: len(some)] = some
+    return Burst(steps=np.int32(steps), stop_ids=known)  # pyright: ignore
+
+
 def decode(
     params: Params,
     token_ids: Int[Array, "B 1"],
@@ -161,6 +170,11 @@ class Programs:
         self._cfg, self._kv_shape = cfg, kv_shape
         self._programs: dict[str, Callable[..., tuple]] = {}
 
+    @property
+    def seconds(self) -> float:
+        """Spent compiling so far."""
+        return sum(c.seconds for c in self.compiles)
+
     def compile(self, function: Callable, params: Params, n_tokens: int, *rest: object) -> None:
         """Make sure that a function is compiled for so many tokens.
 
@@ -170,9 +184,9 @@ class Programs:
             n_tokens: T.
             *rest: what the function takes after the KV state.
         """
-        name = program_name(function, n_tokens)
-        if name in self._programs:
+        if self.has(function, n_tokens):
             return
+        name = program_name(function, n_tokens)
         begin, hits = time.perf_counter(), _cache_hits
         arguments = self._arguments(params, n_tokens, rest)
         path = program_cache.find((name, self._cfg, _COMPILER_OPTIONS), arguments)
@@ -189,6 +203,10 @@ class Programs:
         seconds = time.perf_counter() - begin
         self.compiles.append(Compile(name=name, seconds=seconds, cached=cached))
         memory.trim()
+
+    def has(self, function: Callable, n_tokens: int) -> bool:
+        """Whether a function is compiled for so many tokens."""
+        return program_name(function, n_tokens) in self._programs
 
     def trace(
         self, function: Callable, params: Params, n_tokens: int, *rest: object

@@ -16,8 +16,8 @@ from tests.helpers.tiny_options import DEFAULTS
 # Largest error allowed, relative and squared. Measured: 2e-11 for silu; for gelu, which llama.cpp
 # looks up in a table of float16, 7e-8, and 2e-6 after the 62 layers of gemma3-27b.
 NMSE = {"silu": 1e-9, "gelu": 1e-5, "relu2": 1e-9, "swiglu_oai": 1e-9}
-# 46 layers without norms of queries and keys make more of that: 4e-4, but 4e-6 if GELU is rounded here
-# as llama.cpp does. The wrong scale of attention, which the case is about, gives 0.6.
+# 46 layers without norms of queries and keys make more of that: 4e-4, but 4e-6 if GELU is rounded
+# here as llama.cpp does. The wrong scale of attention, which the case is about, gives 0.6.
 DEEP = {"gemma2-27b": 2e-3}
 
 

@@ -96,6 +96,7 @@ def test_json_says_everything(run, path):
         assert row["ts_mean"] == pytest.approx(sum(samples) / 3, abs=0.02)
         assert row["ts_median"] == sorted(samples)[1]
         assert row["n_ctx"] == 20 + 4 + 16
+        assert row["cache_type"] == "float16"
         assert row["kernels"] == (native.isa() or "xla")
         assert row["memory_ceiling_gb_per_s"] == 20.0
         assert row["peak_rss_bytes"] > 50e6 and row["load_seconds"] > 0 and row["peers"] == []

@@ -23,6 +23,8 @@ def test_defaults():
         n_ctx=None,
         threads=None,
         precision="default",
+        cache_type=None,
+        prefill_chunk=512,
         peers=(),
         peer_python=None,
         llama_bench=None,
@@ -34,6 +36,7 @@ def test_all_flags_in_any_order():
     words = (
         "-p 512,2048 x.gguf -n 64,128 -d 0,2048 -r 3 -o json -t 2 --n-ctx 4096 --vs ik_llama.cpp"
     )
+    words += " --cache-type bf16 --prefill-chunk 64"
     more = "--vs llama.cpp --vs-python /v/bin/python --precision highest --vs ik_llama.cpp"
     assert options(*words.split(), *more.split()) == Options(
         model="x.gguf",
@@ -45,6 +48,8 @@ def test_all_flags_in_any_order():
         n_ctx=4096,
         threads=2,
         precision="highest",
+        cache_type="bf16",
+        prefill_chunk=64,
         peers=("ik_llama.cpp", "llama.cpp"),
         peer_python="/v/bin/python",
         llama_bench=None,
@@ -85,6 +90,8 @@ def test_compiling_is_repeated_only_when_told():
         ("--n-ctx 0", "--n-ctx has '0'"),
         ("-o xml", "invalid choice: 'xml'"),
         ("--vs vllm", "invalid choice: 'vllm'"),
+        ("--cache-type f8", "invalid choice: 'f8'"),
+        ("--prefill-chunk 0", "--prefill-chunk has '0'"),
         ("--precision low", "invalid choice: 'low'"),
         ("a.gguf b.gguf", "unrecognized arguments: b.gguf"),
         ("--bogus", "unrecognized arguments: --bogus"),

@@ -16,9 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from minfer_jax import engine as engine_module
+from minfer_jax import context
 from minfer_jax.compile_cache import EVERYTHING
-from minfer_jax.engine import Engine, EngineError
+from minfer_jax.context import EngineError
+from minfer_jax.engine import Engine
 from minfer_jax.model import kv_state as kv
 from tests.helpers import tiny_models
 from tests.helpers.gguf_builder import dense
@@ -33,8 +34,9 @@ DRAWN: dict[str, Any] = {"temperature": 1.5, "top_k": 50, "seed": 7}
 
 def ringed_engine(model, n_ctx: int = N_CTX) -> Engine:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_module, "BUCKETS", (4, 8))
-        return plain_engine(model, n_ctx)
+        patch.setattr(context, "BUCKETS", (4, 8))
+        cfg, params = model
+        return Engine(params, cfg, n_ctx=n_ctx, prefill_chunk=8)
 
 
 def plain_engine(model, n_ctx: int = 64) -> Engine:
@@ -134,7 +136,7 @@ def test_a_prompt_takes_the_smallest_bucket_that_holds_it(sliding):
     engine = ringed_engine(sliding)
     expected = ["prefill 4", "decode"]
     for n, more in ((5, []), (2, []), (6, ["prefill 8"]), (9, []), (10, []), (N_CTX, [])):
-        list(engine.generate_tokens(LONG[:n], 1))
+        list(engine.generate_tokens(LONG[:n], 1, reuse=False))
         expected += more
         assert names(engine) == expected
 
@@ -143,7 +145,7 @@ def test_a_prompt_takes_the_smallest_bucket_that_holds_it(sliding):
     ("n_ctx", "buckets"), [(1, (1,)), (4, (4,)), (5, (4, 5)), (8, (4, 8)), (9, (4, 8))]
 )
 def test_no_bucket_is_longer_than_the_context(sliding, n_ctx, buckets):
-    assert ringed_engine(sliding, n_ctx)._buckets == buckets
+    assert ringed_engine(sliding, n_ctx)._runner.buckets == buckets
 
 
 def test_a_prompt_of_one_token_needs_no_prefill_program(small):
@@ -166,8 +168,7 @@ def test_logits_and_generation_share_the_decode_program(plain, backend_compiles)
 
 def test_kv_bytes_is_known_before_and_true_afterwards(sliding, ringed):
     list(ringed.generate_tokens(PROMPT, 2))
-    assert ringed._kv is not None
-    n_bytes = sum(array.nbytes for array in jax.tree.leaves(ringed._kv))
+    n_bytes = sum(array.nbytes for array in jax.tree.leaves(ringed._runner.kv.state))
     assert ringed_engine(sliding).kv_bytes == ringed.kv_bytes == n_bytes
 
 
@@ -344,7 +345,7 @@ def test_a_prompt_of_several_chunks_draws_once(sliding, ringed):
     """The seed's first draw is the first token's, however many prefills went before."""
     (once,) = ringed.generate_tokens(LONG[:30], 1, **DRAWN)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_module, "BUCKETS", (30,))
+        patch.setattr(context, "BUCKETS", (30,))
         (whole,) = plain_engine(sliding, N_CTX).generate_tokens(LONG[:30], 1, **DRAWN)
     assert once == whole
 
@@ -411,7 +412,7 @@ def test_a_run_may_be_abandoned(ringed):
 def test_a_run_may_be_interrupted_at_the_worst_moment(ringed, monkeypatch):
     """When the old KV state is given away already, and the new one is not yet kept."""
     tokens = list(ringed.generate_tokens(PROMPT, 5, **GREEDY))
-    programs = ringed._programs._programs
+    programs = ringed._runner.programs._programs
     decode = programs["decode"]
 
     def interrupted(*args):

@@ -168,9 +168,24 @@ def test_meta(run, path, model):
         f"KV state {model.engine.kv_bytes / 1e6:.1f} MB (4096 positions, float16)",
     ):
         assert line in ran.err
+    assert "  2 layers of full attention: 4096 slots each, 1.0 MB" in ran.err
+    assert "sliding" not in ran.err
     # Keys and values of 2 layers, 4096 positions, 2 heads of 16; and the positions, int32, those
     # of rings too, of which this model has none.
     assert model.engine.kv_bytes == 2 * 2 * 4096 * 2 * 16 * 2 + (4096 + 512) * 4
+
+
+def test_a_context_that_shifts(run, path, model):
+    """The answer is longer than the context; what was dropped is told."""
+    short = ("--n-ctx", "32", "--greedy", "-n", "60")
+    assert "Finished: length" in run(path, "hello", *short).err
+    assert "Dropped" not in run(path, "hello", *short).err
+    ran = run(path, "hello", *short, "--context-shift", "--keep", "4")
+    assert re.search(rf"Generated: (?=60 ){RATE}", ran.err)
+    assert re.search(r"^Dropped: \d+ tokens, as the context was full$", ran.err, re.MULTILINE)
+    small = load(path, n_ctx=32)
+    options = {"temperature": 0.0, "context_shift": True, "n_keep": 4}
+    assert ran.out == small.generate("hello", max_tokens=60, **options)
 
 
 # The prompt
@@ -257,13 +272,14 @@ def test_models_that_cannot_run(run, folder):
 
 def test_options_of_the_model_reach_it(run, path, monkeypatch):
     def refuse(file, **options):
-        raise ValueError(f"{options['precision']}, {options['n_ctx']}")
+        asked = ("precision", "n_ctx", "cache_type", "prefill_chunk")
+        raise ValueError(", ".join(str(options[name]) for name in asked))
 
     monkeypatch.setattr(generate, "from_file", refuse)
-    assert refused(run(path, "hello"), 1) == "default, 4096"
-    flags = ("--precision", "highest", "--n-ctx")
-    assert refused(run(path, "hello", *flags, "100"), 1) == "highest, 100"
-    assert refused(run(path, "hello", *flags, "1"), 1) == "highest, 20", "the prompt at least"
+    assert refused(run(path, "hello"), 1) == "default, 4096, None, 512"
+    flags = "--precision highest --cache-type bf16 --prefill-chunk 64 --n-ctx".split()
+    assert refused(run(path, "hello", *flags, "100"), 1) == "highest, 100, bf16, 64"
+    assert refused(run(path, "hello", *flags, "1"), 1) == "highest, 20, bf16, 64"
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,10 @@ DEFAULTS = Options(
     stop=(),
     n_ctx=4096,
     precision="default",
+    cache_type=None,
+    prefill_chunk=512,
+    context_shift=False,
+    keep=0,
     threads=None,
     meta=False,
 )
@@ -64,6 +68,10 @@ def test_without_flags():
         ("--system Short.", "system", "Short."),
         ("--system=", "system", ""),
         ("--precision highest", "precision", "highest"),
+        ("--cache-type bf16", "cache_type", "bf16"),
+        ("--cache-type=q8_0", "cache_type", "q8_0"),
+        ("--prefill-chunk 64", "prefill_chunk", 64),
+        ("--context-shift", "context_shift", True),
         ("--no-template", "template", False),
         ("--meta", "meta", True),
     ],
@@ -129,6 +137,10 @@ def test_a_lone_file_name_with_a_space_is_a_model(tmp_path):
         ("-n -2", "--n-predict is -2, expected -1 or more"),
         ("--n-ctx 0", "--n-ctx is 0, expected 1 or more"),
         ("-t 0", "--threads is 0, expected 1 or more"),
+        ("--prefill-chunk 0", "--prefill-chunk is 0, expected 1 or more"),
+        ("--keep -2 --context-shift", "--keep is -2, expected -1 or more"),
+        ("--keep 4", "--keep needs --context-shift"),
+        ("--cache-type f64", "value should be one of <f32|f16|bf16|q8_0>"),
         ("--precision low", "value should be one of <highest|default>"),
         ("--greedy=maybe", "--greedy=maybe"),
         ("--no-template --system x", "--system needs the chat template"),
@@ -151,7 +163,7 @@ def test_help_fits_a_terminal_and_names_every_flag():
     flags = (
         "--temp --top-k --top-p --min-p --repeat-penalty --frequency-penalty --presence-penalty "
         "--seed --n-predict --n-ctx --threads --stop --system --precision --greedy --no-template "
-        "--meta"
+        "--meta --cache-type --prefill-chunk --context-shift --keep"
     ).split()
     for flag in flags:
         rows = [line for line in lines if f"{flag} " in line[:22]]
@@ -170,6 +182,12 @@ def test_help_shows_the_defaults():
         assert rows[f"--{flag}"].endswith(f"[{getattr(DEFAULTS.sampling, field)}]")
     assert rows["--n-predict"].endswith("[512]")
     assert rows["--n-ctx"].endswith("[4096]")
+    assert rows["--prefill-chunk"].endswith("[512]")
+
+
+def test_how_much_a_shift_keeps():
+    assert options("--context-shift", "--keep", "5").keep == 5
+    assert options("--keep=-1", "--context-shift").keep == -1
 
 
 @pytest.mark.parametrize("word", ["--flagfile=/etc/passwd", "--undefok=bogus"])

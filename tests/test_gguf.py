@@ -1,5 +1,6 @@
 """What the GGUF reader reads, compared with gguf-py; whole files and split models."""
 
+import hashlib
 import subprocess
 import sys
 import time
@@ -9,6 +10,7 @@ import gguf
 import numpy as np
 import pytest
 
+from minfer_jax import gguf as gguf_reader
 from minfer_jax import gguf_types
 from minfer_jax.gguf import GGML_TYPES, GGUFError, open_gguf
 from minfer_jax.gguf_types import REMOVED_TYPES
@@ -48,6 +50,14 @@ def test_reads_back_all_that_was_built(tmp_path, version, alignment):
         assert (info.nbytes, info.part) == (len(raw), 0)
         assert data[info.offset : info.offset + info.nbytes] == raw
         assert file.raw(name).tobytes() == raw
+
+
+def test_sha256_is_that_of_all_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(gguf_reader, "_HASHED", 4096)
+    long = {"long": dense(np.zeros(5000, np.float32))}
+    paths = save_split(tmp_path, build_split("m", METADATA, [*PARTS, long]))
+    data = b"".join(path.read_bytes() for path in paths)
+    assert open_gguf(paths[0]).sha256() == hashlib.sha256(data).hexdigest()
 
 
 def test_raw_is_a_read_only_view_by_rows(tmp_path):

@@ -72,6 +72,24 @@ def test_load_by_path(path, model):
     assert load(str(path), n_ctx=10**9).engine.n_ctx == model.cfg.n_ctx_train
 
 
+@pytest.mark.parametrize(
+    ("precision", "cache_type", "dtype"),
+    [
+        ("highest", None, "float32"),
+        ("default", None, "float16"),
+        ("highest", "bf16", "bfloat16"),
+        ("default", "f32", "float32"),
+    ],
+)
+def test_the_cache_type(path, precision, cache_type, dtype):
+    model = load(path, n_ctx=N_CTX, precision=precision, cache_type=cache_type, prefill_chunk=16)
+    assert model.cfg.cache_dtype == dtype
+    assert model.generate("hello", max_tokens=1) is not None
+    arrays = model.engine.snapshot().rows.arrays
+    assert {a.dtype.name for a in arrays} == {dtype}
+    assert [c.name for c in model.engine.compiles] == ["prefill 16", "decode"]
+
+
 def test_loading_reports_its_progress(path):
     sizes = []
     load(path, on_bytes=sizes.append)
@@ -95,8 +113,14 @@ def test_what_cannot_be_loaded(tmp_path):
     file = tiny_models.save(tmp_path, tiny_models.tiny_model("llama"))
     with pytest.raises(ValueError, match="precision"):
         load(file.path, precision="low")
+    with pytest.raises(
+        ValueError, match="cache_type is 'f8', expected one of f32, f16, bf16, q8_0"
+    ):
+        load(file.path, cache_type="f8")
     with pytest.raises(ValueError, match="n_ctx is 0"):
         load(file.path, n_ctx=0)
+    with pytest.raises(ValueError, match="prefill_chunk is 0"):
+        load(file.path, prefill_chunk=0)
     data = tiny_models.tiny_model("llama", tensors={"output_norm.weight": None})
     with pytest.raises(ModelError, match=r"output_norm\.weight is missing"):
         load(tiny_models.save(tmp_path, data).path)
@@ -181,6 +205,68 @@ def test_an_end_token_ends_the_text_and_is_not_part_of_it(model, monkeypatch, en
     monkeypatch.setattr(model.engine, "params", dataclasses.replace(model.params, output=output))
     assert model.generate("hello", **GREEDY) == ""
     assert (model.stats.n_generated, model.stats.finish_reason) == (0, "stop")
+
+
+# States
+
+
+@pytest.mark.parametrize("options", [GREEDY, DRAWN])
+def test_a_saved_answer_goes_on_elsewhere(path, model, tmp_path, options):
+    whole = model.generate("hello", **options)
+    part = model.generate("hello", **{**options, "max_tokens": 9})
+    model.save_state(tmp_path / "state")
+    other = load(path, n_ctx=N_CTX, precision="highest")
+    other.load_state(tmp_path / "state")
+    assert part + "".join(other.continue_stream(max_tokens=15)) == whole
+    assert list(model.continue_tokens(15)) == other.engine.tokens[-15:]
+    assert other.engine.tokens == model.engine.tokens
+
+
+def test_a_stop_string_ends_a_continued_answer(model):
+    whole = model.generate("hello", **GREEDY)
+    rest = whole.removeprefix(model.generate("hello", **{**GREEDY, "max_tokens": 9}))
+    stop = rest[3:5]
+    text = "".join(model.continue_stream(max_tokens=15, stop=stop))
+    assert text == rest[: rest.find(stop)]
+
+
+def test_a_character_may_be_begun_by_one_run_and_ended_by_the_next(model):
+    """As here, where the last token yielded is replaced by the first byte of one."""
+    first = model.tokenizer.encode("\u00e9")[-2]
+    list(model.generate_tokens([3, 4], 1, temperature=0.0))
+    model.engine._session.tokens[-1] = first
+    model.engine._runner.kv.keep(0)
+    text = "".join(model.continue_stream(max_tokens=4))
+    expected = model.tokenizer.decode(model.engine.tokens[2:], continues=True)
+    assert text == expected
+
+
+def test_a_state_of_another_file_is_refused(path, model, mute, tmp_path):
+    model.generate("hello", max_tokens=2)
+    model.save_state(tmp_path / "state")
+    changed = bytearray(path.read_bytes())
+    changed[-1] ^= 1
+    (tmp_path / "other.gguf").write_bytes(changed)
+    other = load(tmp_path / "other.gguf", n_ctx=N_CTX, precision="highest")
+    with pytest.raises(ValueError, match="saved with model"):
+        other.load_state(tmp_path / "state")
+
+
+def test_a_shift_keeps_the_beginning_and_bos(model, monkeypatch):
+    """n_keep is of the prompt, without BOS, as llama.cpp counts."""
+    kept = []
+    for add_bos in (False, True):
+        tokenizer = dataclasses.replace(model.tokenizer, add_bos=add_bos)
+        monkeypatch.setattr(model, "tokenizer", tokenizer)
+        for n_keep in (0, 3, -1):
+            list(model.stream("hello", context_shift=True, n_keep=n_keep, **GREEDY))
+            kept.append(model.engine._session.options.n_keep)
+    n = model.stats.n_prompt
+    assert kept == [0, 3, n - 1, 1, 4, n], "BOS makes the prompt longer by one"
+    text = model.generate("hello", context_shift=True, **{**GREEDY, "max_tokens": 200})
+    assert (model.stats.n_generated, model.stats.finish_reason) == (200, "length")
+    assert model.stats.n_dropped > 0
+    assert len(text) > 100
 
 
 def test_max_tokens_zero(model):

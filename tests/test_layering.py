@@ -71,7 +71,11 @@ LAYERS = (
     "sampling.chain",
     "sampling",
     # what is built on them
+    "context run_stats state_file",
     "programs",
+    "kv_store",
+    "session",
+    "runner",
     "engine",
     "language_model",
     "metadata_report",

@@ -55,8 +55,8 @@ def test_a_loaded_program_still_takes_the_kv_state_over(model, folder):
     answer(model)
     engine = Engine(params, cfg, n_ctx=64)
     list(engine.generate_tokens(PROMPT, 2, temperature=0.0))
-    assert engine._kv is not None
-    held = engine._kv.k[0]
+    assert engine._runner.kv.state is not None
+    held = engine._runner.kv.state.k[0]
     list(engine.generate_tokens(PROMPT, 2, temperature=0.0))
     assert held.is_deleted()
 

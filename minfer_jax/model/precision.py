@@ -7,7 +7,26 @@ from minfer_jax.quant import native
 from minfer_jax.quant.matmul import EXACT, Rounding
 
 PRECISIONS = ("highest", "default")
+CACHE_TYPES = {  # what a user calls it, and ModelConfig.cache_dtype
+    "f32": "float32",
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "q8_0": "q8_0",
+}
 BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # x86, x86, Arm, as Linux names them
+
+
+def cache_dtype(cache_type: str | None, precision: str) -> str:
+    """The dtype of the KV cache: of a name that a user gives, or what the precision implies.
+
+    Raises:
+        ValueError: there is no such cache type, or no such precision.
+    """
+    if cache_type is None:
+        return roundings(precision)[1]
+    if cache_type not in CACHE_TYPES:
+        raise ValueError(f"cache_type is {cache_type!r}, expected one of {', '.join(CACHE_TYPES)}")
+    return CACHE_TYPES[cache_type]
 
 
 def roundings(precision: str) -> tuple[Rounding, str]:

@@ -32,7 +32,7 @@ class SamplerState:
     step: jax.Array
 
 
-def init_state(params: SamplingParams, prompt_ids: Sequence[int]) -> SamplerState:
+def init_state(params: SamplingParams, prompt_ids: Sequence[int], n_drawn: int = 0) -> SamplerState:
     """The state before the first draw, its window filled with the prompt's tail.
 
     Made on the host and copied over, so that this compiles nothing.
@@ -40,6 +40,8 @@ def init_state(params: SamplingParams, prompt_ids: Sequence[int]) -> SamplerStat
     Args:
         params: Gives the seed.
         prompt_ids: The prompt's tokens; ids outside the vocabulary do no harm.
+        n_drawn: How many were drawn already, where a run goes on; then they are the tail of
+            `prompt_ids`.
 
     Returns:
         A state of one row.
@@ -51,7 +53,7 @@ def init_state(params: SamplingParams, prompt_ids: Sequence[int]) -> SamplerStat
     arrays = {
         "recent": recent,
         "key": np.array([[high, low]], np.uint32),
-        "step": np.zeros((1,), np.int32),
+        "step": np.full((1,), n_drawn, np.int32),
     }
     return SamplerState(**jax.device_put(arrays))
 

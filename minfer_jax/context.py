@@ -1,0 +1,89 @@
+"""How a text is fitted into a context: what is refused, the chunks it is run in, and what is
+dropped when it is full.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+N_CTX = 4096  # positions of context, unless told
+MAX_TOKENS = 512  # tokens of an answer, unless told
+CHUNK = 512  # tokens that one prefill call takes at most, unless told
+BUCKETS = (32, 128, 512)  # lengths that a prefill is compiled for, as far as the chunk allows
+MAX_POSITIONS = 2**31 - 1  # positions are int32
+_FREE_AT_LEAST = 4  # positions of a context that a shift can always use, as in llama.cpp
+
+
+class EngineError(ValueError):
+    """What was asked cannot be run. One line."""
+
+
+def buckets(n_ctx: int, chunk: int) -> tuple[int, ...]:
+    """The numbers of tokens that a prefill is compiled for; the last is the chunk.
+
+    Raises:
+        EngineError: the chunk is below 1.
+    """
+    if chunk < 1:
+        raise EngineError(f"prefill_chunk is {chunk}, expected at least 1")
+    longest = min(n_ctx, chunk)
+    return *(b for b in BUCKETS if b < longest), longest
+
+
+def check_prompt_fits(n_prompt: int, n_ctx: int, n_ctx_train: int | None = None) -> None:
+    """Refuse a prompt longer than the context.
+
+    Raises:
+        EngineError: says both lengths, and to raise n_ctx where the model's maximum allows it.
+    """
+    if n_prompt <= n_ctx:
+        return
+    hint = "shorten it"
+    if n_ctx_train is not None and n_ctx < n_ctx_train:
+        hint += f", or raise n_ctx (this model allows {n_ctx_train})"
+    raise EngineError(f"the prompt has {n_prompt} tokens, but the context holds {n_ctx}: {hint}")
+
+
+def checked_ids(token_ids: Sequence[int], n_vocab: int) -> np.ndarray:
+    """Token ids as int32 [T].
+
+    Raises:
+        EngineError: there are none, they are no integers, or one is outside the vocabulary.
+    """
+    try:
+        ids = np.asarray(token_ids)
+    except ValueError:  # nested, and of several lengths
+        ids = np.asarray(token_ids, object)
+    if ids.size == 0:
+        raise EngineError("the prompt holds no tokens; give at least one")
+    if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
+        raise EngineError(
+            f"token_ids is {ids.dtype} {list(ids.shape)}, expected a list of integers"
+        )
+    wrong = ids[(ids < 0) | (ids >= n_vocab)]
+    if wrong.size:
+        raise EngineError(f"token id {wrong[0]} is outside the vocabulary of {n_vocab}")
+    return ids.astype(np.int32)
+
+
+def shifted(tokens: Sequence[int], n_ctx: int, n_keep: int) -> list[int]:
+    """What stays of a text that has outgrown its context, as llama.cpp's server chooses it.
+
+        n_ctx = 8, n_keep = 2:    0 1 2 3 4 5 6 7 8   the last one drawn, not yet run
+                                  0 1       5 6 7 8   half of what is not kept is dropped
+
+    Args:
+        tokens: n_ctx + 1 of them.
+        n_ctx: positions of the context.
+        n_keep: how many to keep at the beginning, as long as some positions are left to use.
+    """
+    n_keep = max(0, min(n_keep, n_ctx - _FREE_AT_LEAST))
+    n_drop = max(1, (n_ctx - n_keep) // 2)
+    return [*tokens[:n_keep], *tokens[n_keep + n_drop :]]
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two texts begin with alike."""
+    n = min(len(a), len(b))
+    differ = np.flatnonzero(np.asarray(a[:n], np.int32) != np.asarray(b[:n], np.int32))
+    return int(differ[0]) if differ.size else n

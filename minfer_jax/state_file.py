@@ -1,0 +1,207 @@
+"""A file that holds a JSON header and arrays, and says so if it is not what was written.
+
+    bytes   0 ..  7   "MINFERST"
+            8 .. 11   version of this layout, uint32
+           12 .. 15   length H of the header, uint32
+           16 .. 23   length of the file, uint64
+           24 ..      header: JSON, UTF-8, H bytes, at most 64 KiB
+                      {"identity": {name: text}, "header": {..}, "arrays": [[dtype, [sizes]], ..]}
+                      the arrays' bytes, one after the other, as the header lists them
+    the last 32       sha256 of all before
+
+Numbers are little-endian. A file is written beside its place, brought to the disk and renamed: at
+its path there is always a whole one, the old or the new.
+"""
+
+import hashlib
+import json
+import math
+import os
+import struct
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+import ml_dtypes
+import numpy as np
+
+MAGIC = b"MINFERST"
+VERSION = 1
+_FIXED = struct.Struct("<8sIIQ")
+_MOST_HEADER = 1 << 16
+_DIGEST = 32
+_BLOCK = 1 << 20
+_DTYPES = {
+    "int8": np.dtype("<i1"),
+    "uint8": np.dtype("<u1"),
+    "int32": np.dtype("<i4"),
+    "float16": np.dtype("<f2"),
+    "float32": np.dtype("<f4"),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+}
+
+T = TypeVar("T")
+Listed = list[tuple[tuple[int, ...], np.dtype]]  # shape and dtype of each array
+
+
+class StateError(ValueError):
+    """A saved state cannot be written, or is not what it should be. One line."""
+
+
+def write(
+    path: str | Path,
+    identity: dict[str, str],
+    header: dict[str, Any],
+    arrays: Sequence[np.ndarray],
+) -> None:
+    """Write a file; what was at the path before stays there until the new one is whole.
+
+    Args:
+        path: where to; its folder must be there.
+        identity: what it belongs to; `read` wants the same.
+        header: values that JSON can hold.
+        arrays: of the dtypes that the layout knows.
+
+    Raises:
+        StateError: it cannot be written there.
+    """
+    path = Path(path)
+    listed = [[a.dtype.name, list(a.shape)] for a in arrays]
+    text = json.dumps({"identity": identity, "header": header, "arrays": listed}).encode()
+    size = _FIXED.size + len(text) + sum(a.nbytes for a in arrays) + _DIGEST
+    if len(text) > _MOST_HEADER:
+        raise StateError(
+            f"{_line(path)}: the header takes {len(text)} bytes, more than {_MOST_HEADER}"
+        )
+    digest = hashlib.sha256()
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
+            try:
+                for part in _parts(_FIXED.pack(MAGIC, VERSION, len(text), size) + text, arrays):
+                    digest.update(part)
+                    file.write(part)
+                file.write(digest.digest())
+                file.flush()
+                os.fsync(file.fileno())
+                os.replace(file.name, path)
+            except BaseException:
+                os.unlink(file.name)
+                raise
+        _sync_folder(path.parent)
+    except OSError as e:
+        raise StateError(f"{_line(path)}: cannot be written ({e.strerror or e})") from e
+
+
+def _line(path: str | Path) -> str:
+    """A path in a message of one line."""
+    return str(path) if str(path).isprintable() else repr(str(path))
+
+
+def _parts(begin: bytes, arrays: Sequence[np.ndarray]) -> Iterator[bytes | memoryview]:
+    yield begin
+    for array in arrays:
+        if array.size:
+            yield np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def _sync_folder(folder: Path) -> None:
+    """Bring the new name to the disk too, where the system lets a folder be opened."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read(
+    path: str | Path,
+    identity: dict[str, str],
+    check: Callable[[dict[str, Any], Listed], None],
+    build: Callable[[dict[str, Any], list[np.ndarray]], T],
+) -> T:
+    """Read a file back. Nothing is allocated that its bytes, and `check`, do not vouch for.
+
+    Args:
+        path: of the file.
+        identity: as it was written with.
+        check: given the header, and shapes and dtypes of the arrays: raises StateError where they
+            are not wanted.
+        build: given the header and the arrays: makes what is returned, or raises StateError.
+
+    Raises:
+        StateError: there is no such file; it is none of these, cut short, altered, of another
+            identity, or refused by `check` or `build`.
+    """
+    try:
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise StateError("not a file")  # a pipe would be waited for
+        with open(path, "rb") as file:
+            return build(*_read(file, identity, check))
+    except StateError as e:
+        raise StateError(f"{_line(path)}: {e}") from None
+    except OSError as e:
+        raise StateError(f"{_line(path)}: cannot be read ({e.strerror or e})") from e
+
+
+def _read(
+    file: BinaryIO, identity: dict[str, str], check: Callable[[dict[str, Any], Listed], None]
+) -> tuple[dict[str, Any], list[np.ndarray]]:
+    there = os.fstat(file.fileno()).st_size
+    begin = file.read(_FIXED.size)
+    if not begin.startswith(MAGIC) or len(begin) < _FIXED.size:
+        raise StateError("not a saved state")
+    _, version, n_text, size = _FIXED.unpack(begin)
+    if version != VERSION:
+        raise StateError(f"a saved state of version {version}, expected {VERSION}: save it anew")
+    if there != size:
+        raise StateError(f"damaged: it has {there} bytes, expected {size}")
+    if n_text > min(_MOST_HEADER, size - _FIXED.size - _DIGEST):
+        raise StateError(f"damaged: a header of {n_text} bytes")
+    _check_digest(file, size)
+
+    file.seek(_FIXED.size)
+    found, header, listed = _parsed(file.read(n_text))
+    for name, wanted in identity.items():
+        if found.get(name) != wanted:
+            raise StateError(f"saved with {name} {found.get(name)}, but this is {wanted}")
+    n_bytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in listed)
+    if n_bytes != size - _FIXED.size - n_text - _DIGEST:
+        raise StateError(f"damaged: its arrays take {n_bytes} bytes, which it does not have")
+    check(header, listed)
+    arrays = []
+    for shape, dtype in listed:
+        array = np.empty(shape, dtype)
+        if array.size and file.readinto(array.reshape(-1).view(np.uint8)) != array.nbytes:  # pyright: ignore
+            raise StateError("damaged: it ends early")
+        arrays.append(array)
+    return header, arrays
+
+
+def _check_digest(file: BinaryIO, size: int) -> None:
+    file.seek(0)
+    digest, left = hashlib.sha256(), size - _DIGEST
+    while left and (part := file.read(min(left, _BLOCK))):
+        digest.update(part)
+        left -= len(part)
+    if file.read(_DIGEST) != digest.digest():
+        raise StateError("damaged: its sha256 is another than when it was written")
+
+
+def _parsed(text: bytes) -> tuple[dict[str, Any], dict[str, Any], Listed]:
+    """(identity, header, arrays), of the kinds that they should be."""
+    try:
+        value = json.loads(text)
+        identity, header = value["identity"], value["header"]
+        listed = [(tuple(shape), _DTYPES[name]) for name, shape in value["arrays"]]
+        if not isinstance(identity, dict) or not isinstance(header, dict):
+            raise TypeError
+        for size in (s for shape, _ in listed for s in shape):
+            if type(size) is not int or not 0 <= size < 2**40:
+                raise TypeError
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise StateError("damaged: its header is not that of a saved state") from None
+    return identity, header, listed
