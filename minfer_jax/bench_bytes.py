@@ -5,17 +5,25 @@ import numpy as np
 
 from minfer_jax.model import kv_state
 from minfer_jax.model.config import ModelConfig
-from minfer_jax.model.params import Params
+from minfer_jax.model.params import Experts, Params
 
 
-def weight_bytes(params: Params) -> int:
+def weight_bytes(params: Params, cfg: ModelConfig) -> int:
     """Bytes of weights that one token reads.
 
-    All of them, but for an embedding table that is not the output layer too: of that one row.
+    All of them, but for the experts that it does not use, and for an embedding table that is not
+    the output layer too: of that one row.
     """
     output = {id(leaf) for leaf in jax.tree.leaves(params.output)}
     table = [leaf for leaf in jax.tree.leaves(params.token_embd) if id(leaf) not in output]
-    return params.nbytes - sum(leaf.nbytes for leaf in table)
+    idle = 0
+    if cfg.router is not None:
+        unused = 1 - cfg.router.n_used / cfg.router.n_expert
+        sparse = [group.mlp for group in params.groups if isinstance(group.mlp, Experts)]
+        idle = unused * sum(
+            leaf.nbytes for mlp in sparse for leaf in jax.tree.leaves((mlp.up, mlp.down))
+        )
+    return round(params.nbytes - sum(leaf.nbytes for leaf in table) - idle)
 
 
 def kv_bytes(cfg: ModelConfig, depth: int, n_gen: int) -> float:

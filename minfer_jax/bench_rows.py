@@ -64,7 +64,7 @@ def row(result: Result, run: Run) -> dict[str, Any]:
     """One test as this module's docstring lists it."""
     test, rates, cfg = result.test, result.rates, run.engine.cfg
     tensors = run.file.tensors.values()
-    read = weight_bytes(run.engine.params)
+    read = weight_bytes(run.engine.params, run.engine.cfg)
     speed = kv_speed = share = None
     if test.n_gen:
         speed = read * rates.median / 1e9

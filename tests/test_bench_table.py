@@ -13,6 +13,7 @@ from minfer_jax.bench_table import render
 from minfer_jax.bench_tests import Rates, all_tests, synthetic_ids
 from minfer_jax.model.load import load_model
 from tests.helpers import tiny_models
+from tests.helpers.tiny_options import EXPERTS
 
 PEER = {"name": "other", "ts_mean": 10.0, "samples_ts": [10.0], "settings": {"a": True, "b": False}}
 ROWS = [
@@ -70,10 +71,17 @@ def test_mean_and_deviation():
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_token_reads_all_weights_but_an_embedding_table(tmp_path, tied):
     file = tiny_models.save(tmp_path, tiny_models.tiny_model("llama", tied=tied))
-    _, params = load_model(file)
+    cfg, params = load_model(file)
     table = sum(leaf.nbytes for leaf in jax.tree.leaves(params.token_embd))
     assert table == 96 * 64 * 4
-    assert weight_bytes(params) == params.nbytes - (0 if tied else table)
+    assert weight_bytes(params, cfg) == params.nbytes - (0 if tied else table)
+
+
+def test_a_token_reads_the_experts_that_it_uses(tmp_path):
+    options = EXPERTS | {"tied": True}
+    cfg, params = load_model(tiny_models.save(tmp_path, tiny_models.tiny_model("llama", **options)))
+    all_experts = 3 * 6 * (3 * 96 * 64) * 4  # layers, experts, weights of one, bytes
+    assert weight_bytes(params, cfg) == params.nbytes - all_experts * 4 // 6  # 2 of 6 are used
 
 
 def test_a_sliding_layer_reads_no_more_than_its_window(tmp_path):
