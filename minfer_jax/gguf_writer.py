@@ -12,7 +12,7 @@ import struct
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 from minfer_jax.gguf_header import MAGIC
 from minfer_jax.gguf_types import GGML_TYPES, UINT32
@@ -32,8 +32,7 @@ def header(
         alignment: what tensor data is aligned to, in bytes; `general.alignment` if there is one.
 
     Returns:
-        The bytes, padded to where the first tensor begins. The data of each tensor is to be padded
-        likewise.
+        The bytes; they are to be padded, as is the data of each tensor.
     """
     records, tensors = list(records), list(tensors)
     parts = [MAGIC, struct.pack("<IQQ", VERSION, len(tensors), len(records)), *records]
@@ -44,13 +43,17 @@ def header(
         parts += (_string(name), dims, struct.pack("<IQ", ggml_type, offset))
         nbytes = math.prod(shape) // kind.block_size * kind.block_bytes
         offset += nbytes + padding(nbytes, alignment)
-    whole = b"".join(parts)
-    return whole + bytes(padding(len(whole), alignment))
+    return b"".join(parts)
 
 
 def padding(nbytes: int, alignment: int) -> int:
     """Bytes that are missing to the next multiple of the alignment."""
     return -nbytes % alignment
+
+
+def pad(target: IO[bytes], alignment: int) -> None:
+    """Goes on to the next multiple of the alignment; what is passed over reads as zeros."""
+    target.seek(padding(target.tell(), alignment), os.SEEK_CUR)
 
 
 def uint32_record(key: str, value: int) -> bytes:
@@ -64,32 +67,34 @@ def _string(text: str) -> bytes:
 
 
 @contextlib.contextmanager
-def replacing(path: Path, size: int) -> Iterator[BinaryIO]:
+def replacing(path: Path, size: int) -> Iterator[IO[bytes]]:
     """Opens a new file beside `path`, which takes that name once all is written and on the disk.
 
     Whatever ends the block early, Ctrl-C too, leaves `path` as it was and nothing beside it.
 
     Args:
         path: the file to make, or to replace.
-        size: bytes that will be written.
+        size: bytes that it will have.
 
     Raises:
-        OSError: the folder is not there, is full, or cannot be written to.
+        OSError: there is no room for it, or the folder cannot be written to.
     """
-    free = shutil.disk_usage(path.parent).free
-    if free < size:
-        raise OSError(
-            f"{path}: {size / 1e6:.0f} MB are needed and {free / 1e6:.0f} MB are free in its folder"
-        )
-    mask = os.umask(0)  # there is no other way to read it
-    os.umask(mask)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
-        try:
-            yield file  # pyright: ignore[reportReturnType]
-            file.flush()
-            os.chmod(file.name, 0o666 & ~mask)
-            os.fsync(file.fileno())
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
+    try:
+        free = shutil.disk_usage(path.parent).free
+        if free < size:
+            raise OSError(0, f"{size / 1e6:.0f} MB are needed and {free / 1e6:.0f} MB are free")
+        mask = os.umask(0)  # there is no other way to read it
+        os.umask(mask)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
+            try:
+                yield file
+                file.truncate(size)
+                file.flush()
+                os.chmod(file.name, 0o666 & ~mask)
+                os.fsync(file.fileno())
+                os.replace(file.name, path)
+            except BaseException:
+                os.unlink(file.name)
+                raise
+    except OSError as e:
+        raise OSError(f"{path} cannot be written: {e.strerror or e}") from e

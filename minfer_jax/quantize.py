@@ -22,10 +22,11 @@ from tqdm import tqdm
 from minfer_jax import host, quantize_file, sources
 from minfer_jax.command import fail, guarded, leave, say
 from minfer_jax.gguf import GGML_TYPES, GGUFFile, open_gguf
-from minfer_jax.gguf_header import gguf_error
+from minfer_jax.gguf_header import gguf_error, shown
 from minfer_jax.quant import quantizers
-from minfer_jax.quantize_flags import Options, help_text, parse
-from minfer_jax.quantize_mix import MIXES, Choice, choose
+from minfer_jax.quantize_choice import Choice, choose
+from minfer_jax.quantize_flags import help_text, parse
+from minfer_jax.quantize_mix import MIXES
 from minfer_jax.usage import UsageError
 
 
@@ -89,9 +90,8 @@ def _main(argv: Sequence[str]) -> int:
 
 def _check_readable(file: GGUFFile, choices: Sequence[Choice]) -> None:
     """Refuse a file with types that cannot be changed, before anything is written."""
-    bad = {
-        c.old for c in choices if c.type != c.old and not quantizers.can_dequantize(c.info.ggml_type)
-    }
+    changed = [c for c in choices if c.type != c.old]
+    bad = {c.old for c in changed if not quantizers.can_dequantize(c.info.ggml_type)}
     if bad:
         raise gguf_error(
             file.path,
@@ -107,7 +107,7 @@ def _check_out(name: str, file: GGUFFile, force: bool) -> Path:
         mode = path.stat().st_mode
     except FileNotFoundError:
         if not path.parent.is_dir():
-            raise OSError(f"{name}: there is no folder {str(path.parent)!r} to write it to") from None
+            raise OSError(f"{name}: there is no folder {str(path.parent)!r}") from None
         return path
     if not stat.S_ISREG(mode):
         raise OSError(f"{name} is not a file; give the path of the .gguf file to make")
@@ -138,10 +138,11 @@ def _names(names: Iterable[str]) -> str:
 
 
 def _print_choices(choices: Sequence[Choice]) -> None:
-    width = max((len(c.info.name) for c in choices), default=0)
-    for c in choices:
+    names = [shown(c.info.name) for c in choices]
+    width = max(map(len, names), default=0)
+    for name, c in zip(names, choices, strict=True):
         shape = "x".join(map(str, c.info.shape))
-        print(f"{c.info.name:<{width}}  {shape:<14}  {c.old:>7}  {c.type:>7}  {c.nbytes:>12}")
+        print(f"{name:<{width}}  {shape:<14}  {c.old:>7}  {c.type:>7}  {c.nbytes:>12}")
 
 
 def _report(
@@ -149,13 +150,14 @@ def _report(
 ) -> None:
     before = sum(part.stat().st_size for part in file.parts)
     weights = sum(math.prod(c.info.shape) for c in choices)
-    say("           bytes       MiB  bits/weight  tensors")
+    say("             bytes       MiB  bits/weight  tensors")
     for name, total, kinds in (
         ("before", before, Counter(c.old for c in choices)),
         ("after", size, Counter(c.type for c in choices)),
     ):
         types = ", ".join(f"{n} {kind}" for kind, n in kinds.most_common())
-        say(f"{name:<6}{total:>10}{total / 2**20:>10.1f}{total * 8 / max(weights, 1):>13.2f}  {types}")
+        bits = total * 8 / max(weights, 1)
+        say(f"{name:<6}{total:>12}{total / 2**20:>10.1f}{bits:>13.2f}  {types}")
     if out:
         say(f"{out}: {seconds:.1f} seconds")
 

@@ -6,8 +6,9 @@ A tensor is one run of blocks, whatever its shape: rows are whole blocks, in the
 new one. So memory holds a few pieces, not a tensor.
 """
 
+import contextlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,8 +16,9 @@ import numpy as np
 
 from minfer_jax import gguf_writer
 from minfer_jax.gguf import GGML_TYPES, GGUFFile
+from minfer_jax.gguf_header import shown
 from minfer_jax.quant import quantizers
-from minfer_jax.quantize_mix import Choice
+from minfer_jax.quantize_choice import Choice
 
 PIECE = 1 << 18  # weights; a multiple of every block, and small enough for the caches
 
@@ -50,8 +52,8 @@ def header(file: GGUFFile, choices: Sequence[Choice], file_type: int) -> bytes:
 
 def size(file: GGUFFile, choices: Sequence[Choice], file_type: int) -> int:
     """Bytes that the new file will have."""
-    data = sum(c.nbytes + gguf_writer.padding(c.nbytes, file.alignment) for c in choices)
-    return len(header(file, choices, file_type)) + data
+    parts = (len(header(file, choices, file_type)), *(c.nbytes for c in choices))
+    return sum(n + gguf_writer.padding(n, file.alignment) for n in parts)
 
 
 def write(
@@ -77,12 +79,16 @@ def write(
         ValueError: weights are not finite, or too large for their new type.
         OSError: the file cannot be written.
     """
-    with gguf_writer.replacing(out, size(file, choices, file_type)) as target:
+    with (
+        gguf_writer.replacing(out, size(file, choices, file_type)) as target,
+        contextlib.closing(_in_order(_pieces(file, choices), threads)) as pieces,
+    ):
         target.write(header(file, choices, file_type))
-        for choice, data, last in _in_order(_pieces(file, choices), threads):
-            target.write(data)
+        gguf_writer.pad(target, file.alignment)
+        for choice, data, last in pieces:
+            target.write(data.data)
             if last:
-                target.write(bytes(gguf_writer.padding(choice.nbytes, file.alignment)))
+                gguf_writer.pad(target, file.alignment)
                 file.release(choice.info.name)
             on_bytes(data.nbytes)
 
@@ -113,14 +119,14 @@ def _convert(file: GGUFFile, choice: Choice, raw: np.ndarray) -> np.ndarray:
     limit = quantizers.largest(choice.type)
     if not largest <= limit:  # nor if it is NaN
         raise ValueError(
-            f"{file.path}: tensor '{choice.info.name}' holds a weight of {largest:.4g}, "
+            f"{file.path}: tensor '{shown(choice.info.name)}' holds a weight of {largest:.4g}, "
             f"expected at most {limit:.4g} for {choice.type}"
         )
     return quantizers.quantize(x, choice.type)
 
 
-def _in_order(jobs: Iterable[Callable[[], _Piece]], threads: int) -> Iterator[_Piece]:
-    """The results of jobs in their order, with no more of them at a time than keeps threads busy."""
+def _in_order(jobs: Iterable[Callable[[], _Piece]], threads: int) -> Generator[_Piece, None, None]:
+    """The results of jobs in their order; no more are begun than keeps the threads busy."""
     with ThreadPoolExecutor(threads) as pool:
         waiting: deque[Future[_Piece]] = deque()
         try:

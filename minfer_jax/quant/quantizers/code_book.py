@@ -21,8 +21,8 @@ from minfer_jax.quant.quantizers.pack import (
     pack_fields,
     rounded_half,
     safe_inverse,
+    signed_integers,
 )
-from minfer_jax.quant.quantizers.signed import signed_integers
 
 # kvalues_iq4nl of ggml/src/ggml-common.h
 VALUES = np.array(

@@ -47,7 +47,7 @@ def fit_scale(
     Args:
         x: float32 [group, groups], the weights.
         w: the same shape, how much the error of each counts.
-        nearest: rounds float32 [group, groups] to integers, or to values of a code book, in float32.
+        nearest: rounds float32 [group, groups] to integers, or to values of a code book; float32.
         candidates: what the largest weight of a group is scaled to, one after the other.
 
     Returns:

@@ -46,3 +46,13 @@ def half(x: np.ndarray) -> np.ndarray:
 def rounded_half(x: np.ndarray) -> np.ndarray:
     """float32 [blocks] as it will be read back from f16."""
     return x.astype(np.float16).astype(np.float32)
+
+
+def signed_integers(values: np.ndarray, half_range: int) -> tuple[np.ndarray, np.ndarray]:
+    """Scales of a block, float32 [blocks, groups], as int8 under one float32 a block.
+
+    The largest of a block becomes -half_range, where the range reaches furthest.
+    """
+    high, low = values.max(axis=1), values.min(axis=1)
+    unit = np.where(-low > high, low, high) / np.float32(-half_range)
+    return as_integers(values * safe_inverse(unit)[:, None], -half_range, half_range - 1), unit

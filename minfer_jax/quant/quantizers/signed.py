@@ -10,6 +10,7 @@ from minfer_jax.quant.quantizers.pack import (
     pack_fields,
     rounded_half,
     safe_inverse,
+    signed_integers,
 )
 
 # What the largest weight of a group is scaled to before rounding: about the outermost integer,
@@ -56,13 +57,3 @@ def _quantize(
     step = (rounded_half(d)[:, None] * scales).reshape(-1)
     q = nearest(groups * safe_inverse(step)) + np.float32(half_range)
     return scales, d, q.astype(np.uint8).T.reshape(x.shape)
-
-
-def signed_integers(values: np.ndarray, half_range: int) -> tuple[np.ndarray, np.ndarray]:
-    """Scales of a block, float32 [blocks, groups], as int8 under one float32 a block.
-
-    The largest of a block becomes -half_range, where the range reaches furthest.
-    """
-    high, low = values.max(axis=1), values.min(axis=1)
-    unit = np.where(-low > high, low, high) / np.float32(-half_range)
-    return as_integers(values * safe_inverse(unit)[:, None], -half_range, half_range - 1), unit
