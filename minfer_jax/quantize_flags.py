@@ -13,7 +13,7 @@ from minfer_jax.usage import UsageError, read_flags
 
 _SWITCHES = (
     ("force", "replace OUT if it exists"),
-    ("dry-run", "write nothing: which tensor gets which type, and the size (OUT may be left out)"),
+    ("dry-run", "write nothing: show which tensor gets which type, and the size"),
     ("pure", "the same type for all tensors that are quantised at all"),
 )
 _TYPES = (
@@ -30,7 +30,7 @@ split model become one file. OUT is written under another name until it is compl
 
   python -m minfer_jax.quantize model-F16.gguf model-Q4_K_M.gguf Q4_K_M
   python -m minfer_jax.quantize model-F16.gguf small.gguf Q3_K_S --output-type Q8_0
-  python -m minfer_jax.quantize model-F16.gguf Q5_K_M --dry-run
+  python -m minfer_jax.quantize model-F16.gguf Q5_K_M --dry-run | less
 
 TYPE, with the bits of most weights; S, M and L give more bits to few, some and many other tensors:
 

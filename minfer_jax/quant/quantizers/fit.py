@@ -24,8 +24,8 @@ TINY = np.float32(1e-15)  # a group whose weights are all smaller becomes zeros,
 def importance(x: np.ndarray) -> np.ndarray:
     """How much the error of each weight counts: its size plus the root mean square of its group.
 
-    It is what ggml takes for Q4_K and Q5_K. ggml's x**2, for the types without a minimum, leaves
-    3 to 5 % more error.
+    It is what ggml takes for Q4_K and Q5_K. For the code books, where ggml takes the square of the
+    weight, it leaves less error (2 to 6 %) and less mean KL (SmolLM2: 0.29 for 0.34).
 
     Args:
         x: float32 [group, groups], the weights.

@@ -1,10 +1,14 @@
-"""Q3_K and Q6_K: groups of 16 with a signed scale, an integer under one f16, and no minimum."""
+"""Q3_K and Q6_K: groups of 16 with a signed scale, an integer under one f16, and no minimum.
+
+The error of a weight counts by its size. ggml takes the square of it: as good by the model's mean
+KL (a model with Q3_K: 0.70, and 0.70 with this; with Q6_K 0.0087 and 0.0086), and 2 % worse by the
+mean square error.
+"""
 
 import numpy as np
 
-from minfer_jax.quant.quantizers.fit import fit_scale, importance
+from minfer_jax.quant.quantizers.fit import fit_scale
 from minfer_jax.quant.quantizers.pack import (
-    as_integers,
     groups_first,
     half,
     pack_fields,
@@ -52,7 +56,7 @@ def _quantize(
     def nearest(v: np.ndarray) -> np.ndarray:
         return np.clip(np.rint(v, out=v), -half_range, half_range - 1, out=v)
 
-    fitted = fit_scale(groups, importance(groups), nearest, _PEAKS[half_range])
+    fitted = fit_scale(groups, np.abs(groups), nearest, _PEAKS[half_range])
     scales, d = signed_integers(fitted.reshape(len(x), 16), half_scales)
     step = (rounded_half(d)[:, None] * scales).reshape(-1)
     q = nearest(groups * safe_inverse(step)) + np.float32(half_range)
