@@ -64,27 +64,29 @@ def _main(argv: Sequence[str]) -> int:
     out = None if options.out is None else _check_out(options.out, file, options.force)
     _say_notes(choices)
     size = quantize_file.size(file, choices, mix.file_type)
-    start = time.perf_counter()
-    if options.dry_run:
+    if out is None:
         _print_choices(choices)
-    elif out:
-        with tqdm(
-            total=sum(c.nbytes for c in choices),
-            unit="B",
-            unit_scale=True,
-            desc="Quantizing",
-            leave=False,
-            disable=not sys.stderr.isatty(),
-        ) as bar:
-            quantize_file.write(
-                file,
-                choices,
-                out,
-                file_type=mix.file_type,
-                threads=min(options.threads or 1 << 16, len(host.processors())),
-                on_bytes=bar.update,
-            )
-    _report(file, choices, size, time.perf_counter() - start, out)
+        _report(file, choices, size)
+        return 0
+    start = time.perf_counter()
+    with tqdm(
+        total=sum(c.nbytes for c in choices),
+        unit="B",
+        unit_scale=True,
+        desc="Quantizing",
+        leave=False,
+        disable=not sys.stderr.isatty(),
+    ) as bar:
+        quantize_file.write(
+            file,
+            choices,
+            out,
+            file_type=mix.file_type,
+            threads=min(options.threads or 1 << 16, len(host.processors())),
+            on_bytes=bar.update,
+        )
+    _report(file, choices, size)
+    say(f"{out}: {time.perf_counter() - start:.1f} seconds")
     return 0
 
 
@@ -145,9 +147,7 @@ def _print_choices(choices: Sequence[Choice]) -> None:
         print(f"{name:<{width}}  {shape:<14}  {c.old:>7}  {c.type:>7}  {c.nbytes:>12}")
 
 
-def _report(
-    file: GGUFFile, choices: Sequence[Choice], size: int, seconds: float, out: Path | None
-) -> None:
+def _report(file: GGUFFile, choices: Sequence[Choice], size: int) -> None:
     before = sum(part.stat().st_size for part in file.parts)
     weights = sum(math.prod(c.info.shape) for c in choices)
     say("             bytes       MiB  bits/weight  tensors")
@@ -158,8 +158,6 @@ def _report(
         types = ", ".join(f"{n} {kind}" for kind, n in kinds.most_common())
         bits = total * 8 / max(weights, 1)
         say(f"{name:<6}{total:>12}{total / 2**20:>10.1f}{bits:>13.2f}  {types}")
-    if out:
-        say(f"{out}: {seconds:.1f} seconds")
 
 
 def _keep_arguments(argv: list[str]) -> list[str]:

@@ -22,6 +22,7 @@ from minfer_jax.quantize_choice import Choice
 
 PIECE = 1 << 18  # weights; a multiple of every block, and small enough for the caches
 
+_RELEASE = 64  # pieces after which what was read is no longer kept in memory
 _QUANTIZATION_VERSION = 2  # ggml.h, GGML_QNT_VERSION
 
 
@@ -85,10 +86,11 @@ def write(
     ):
         target.write(header(file, choices, file_type))
         gguf_writer.pad(target, file.alignment)
-        for choice, data, last in pieces:
+        for i, (choice, data, last) in enumerate(pieces):
             target.write(data.data)
             if last:
                 gguf_writer.pad(target, file.alignment)
+            if last or i % _RELEASE == 0:
                 file.release(choice.info.name)
             on_bytes(data.nbytes)
 

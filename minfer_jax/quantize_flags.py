@@ -46,13 +46,12 @@ class Options:
 
     Attributes:
         model: a model reference.
-        out: path of the new file; None in a dry run that names none.
+        out: path of the new file; None for a dry run.
         mix: a key of MIXES.
         output_type: a key of QUANTIZERS, or None for what the mix has.
         embedding_type: likewise.
         pure: the same type for all.
         force: replace a file that is there.
-        dry_run: write nothing.
         threads: CPU threads, or None for all.
     """
 
@@ -63,7 +62,6 @@ class Options:
     embedding_type: str | None
     pure: bool
     force: bool
-    dry_run: bool
     threads: int | None
 
 
@@ -111,13 +109,12 @@ def parse(argv: Sequence[str]) -> Options:
     model, out, mix = positional
     return Options(
         model=model,
-        out=out or None,
+        out=None if value["dry-run"] else out,
         mix=_one_of("TYPE", ALIASES.get(mix.upper(), mix), MIXES),
         output_type=_type(value, "output-type"),
         embedding_type=_type(value, "embedding-type"),
         pure=value["pure"],
         force=value["force"],
-        dry_run=value["dry-run"],
         threads=value["threads"],
     )
 

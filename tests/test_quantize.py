@@ -55,7 +55,7 @@ class Ran(NamedTuple):
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
+def run(capsys) -> Callable[..., Ran]:
     """Runs the command in this process."""
 
     def call(*argv: object) -> Ran:

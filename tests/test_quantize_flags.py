@@ -17,7 +17,6 @@ DEFAULTS = Options(
     embedding_type=None,
     pure=False,
     force=False,
-    dry_run=False,
     threads=None,
 )
 
@@ -38,7 +37,7 @@ def test_without_flags():
         ("--embedding-type bf16", "embedding_type", "BF16"),
         ("--pure", "pure", True),
         ("--force", "force", True),
-        ("--dry-run", "dry_run", True),
+        ("--dry-run", "out", None),
         ("--threads 3", "threads", 3),
         ("-t 1", "threads", 1),
     ],
@@ -64,8 +63,7 @@ def test_names_of_mixes(word: str, mix: str):
 
 
 def test_a_dry_run_needs_no_name():
-    dry = dataclasses.replace(DEFAULTS, dry_run=True)
-    assert options("--dry-run", "in.gguf", "Q4_K_M") == dataclasses.replace(dry, out=None)
+    assert options("--dry-run", "in.gguf", "Q4_K_M") == dataclasses.replace(DEFAULTS, out=None)
 
 
 @pytest.mark.parametrize(
