@@ -52,9 +52,7 @@ def _quantize(
         the integers, uint8 [blocks, 256].
     """
     groups = groups_first(x, group)
-    # Two bits leave nothing to spare for the small weights.
-    w = np.abs(groups) if most == 3 else importance(groups)
-    fitted = fit_scale_and_minimum(groups, w, most, _SPANS[most])
+    fitted = fit_scale_and_minimum(groups, importance(groups), most, _SPANS[most])
     (scales, d), (minimums, dmin) = (_integers(f.reshape(len(x), -1), most_scale) for f in fitted)
     step = (rounded_half(d)[:, None] * scales).reshape(-1)
     low = (rounded_half(dmin)[:, None] * minimums).reshape(-1)
