@@ -11,6 +11,7 @@ from minfer_jax import sources
 from minfer_jax.context import CHUNK, MAX_TOKENS, N_CTX
 from minfer_jax.model.precision import CACHE_TYPES, PRECISIONS
 from minfer_jax.sampling import SamplingParams
+from minfer_jax.usage import UsageError, read_flags
 
 _NUMBERS: tuple[tuple[str, float | int | None, str], ...] = (  # name, default, help
     ("temp", SamplingParams.temperature, "temperature of the draw; 0 takes the likeliest token"),
@@ -87,10 +88,6 @@ a space in it is a PROMPT.
 """
 
 
-class UsageError(ValueError):
-    """A wrong flag or argument. One line."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """What the command line asks for.
@@ -152,14 +149,8 @@ def parse(argv: Sequence[str]) -> Options:
     Raises:
         UsageError: a flag is unknown or a value out of its range.
     """
-    for word in argv[1:]:
-        if word.lstrip("-").split("=")[0] in ("flagfile", "undefok") and word.startswith("-"):
-            raise UsageError(f"Unknown command line flag {word!r} (--help lists the flags)")
     values = _define()
-    try:
-        positional = values(list(argv))[1:]
-    except flags.Error as e:
-        raise UsageError(f"{' '.join(str(e).split())} (--help lists the flags)") from None
+    positional = read_flags(values, argv)
     value: dict[str, Any] = values.flag_values_dict()
     try:
         sampling = SamplingParams(

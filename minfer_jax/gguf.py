@@ -46,6 +46,7 @@ class GGUFFile:
             of arrays lists. Bytes that are not UTF-8 become lone surrogates ("surrogateescape"):
             unlike a replacement character these keep different tokens different, and
             `text.encode("utf-8", "surrogateescape")` gives the bytes back.
+        records: key to where it lies in the first part, name and type and value: [start, stop).
         tensors: name to place, in file order, over all parts.
     """
 
@@ -54,6 +55,7 @@ class GGUFFile:
     version: int
     alignment: int
     metadata: dict[str, Any] = field(repr=False)
+    records: dict[str, tuple[int, int]] = field(repr=False)
     tensors: dict[str, TensorInfo] = field(repr=False)
     maps: tuple[mmap.mmap, ...] = field(repr=False)
 
@@ -74,6 +76,11 @@ class GGUFFile:
         row_bytes = tensor.shape[-1] // kind.block_size * kind.block_bytes
         data = np.frombuffer(self.maps[tensor.part], np.uint8, tensor.nbytes, tensor.offset)
         return data.reshape(*tensor.shape[:-1], row_bytes)
+
+    def record(self, key: str) -> bytes:
+        """Returns a metadata key as it is in the file: name, type and value; KeyError if absent."""
+        start, stop = self.records[key]
+        return self.maps[0][start:stop]
 
     def release(self, name: str) -> None:
         """Lets the system drop a tensor's pages from memory; a later read brings them back.
@@ -165,6 +172,7 @@ def open_gguf(path: str | Path) -> GGUFFile:
         version=parts[0].header.version,
         alignment=parts[0].header.alignment,
         metadata=parts[0].header.metadata,
+        records=parts[0].header.records,
         tensors=_all_tensors(parts),
         maps=tuple(part.map for part in parts),
     )

@@ -85,6 +85,7 @@ class Header:
     version: int
     alignment: int
     metadata: dict[str, Any]
+    records: dict[str, tuple[int, int]]
     tensors: dict[str, TensorInfo]
 
 
@@ -106,9 +107,11 @@ def parse_header(path: Path, buffer: mmap.mmap, part: int = 0) -> Header:
     n_keys = cursor.integer("<Q")
     cursor.check_count(n_tensors, MIN_TENSOR_BYTES, MAX_ENTRIES, "tensors")
     cursor.check_count(n_keys, MIN_KEY_BYTES, MAX_ENTRIES, "metadata keys")
-    metadata, alignment = _read_metadata(cursor, n_keys)
+    metadata, records, alignment = _read_metadata(cursor, n_keys)
     tensors = _read_tensors(cursor, n_tensors, alignment, part)
-    return Header(version=version, alignment=alignment, metadata=metadata, tensors=tensors)
+    return Header(
+        version=version, alignment=alignment, metadata=metadata, records=records, tensors=tensors
+    )
 
 
 def shown(text: str) -> str:
@@ -221,12 +224,16 @@ class _Cursor:
         return texts
 
 
-def _read_metadata(cursor: _Cursor, n_keys: int) -> tuple[dict[str, Any], int]:
-    """Returns the keys with their values, and the alignment of the tensor data in bytes."""
+def _read_metadata(
+    cursor: _Cursor, n_keys: int
+) -> tuple[dict[str, Any], dict[str, tuple[int, int]], int]:
+    """Returns the keys with their values, where each lies, and the tensor data's alignment."""
     metadata: dict[str, Any] = {}
+    records: dict[str, tuple[int, int]] = {}
     alignment = DEFAULT_ALIGNMENT
     for index in range(n_keys):
         cursor.item = f"metadata key {index + 1} of {n_keys}"
+        start = cursor.pos
         key = cursor.string()
         if not key:
             raise cursor.error("its name is empty")
@@ -242,7 +249,8 @@ def _read_metadata(cursor: _Cursor, n_keys: int) -> tuple[dict[str, Any], int]:
                 raise cursor.error(f"is {value}, expected a power of two")
             alignment = value
         metadata[key] = value
-    return metadata, alignment
+        records[key] = start, cursor.pos
+    return metadata, records, alignment
 
 
 def _read_value(cursor: _Cursor, value_type: int, depth: int = 1) -> Any:

@@ -22,10 +22,11 @@ LAYERS = (
     "gguf_types",
     "gguf_header",
     "gguf",
+    "gguf_writer",
     "template_meter",
     "template_sandbox",
     "chat_template",
-    "host memory",  # the machine, and the user's cache
+    "host memory usage",  # the machine, and the user's cache
     "wheel_fetch",
     "sources",
     "vocab special_tokens stream_decoder",
@@ -38,6 +39,9 @@ LAYERS = (
     "quant.formats.base quant.formats.codebooks quant.formats.grids",
     "quant.formats.*",
     "quant.formats",
+    "quant.quantizers.fit quant.quantizers.pack",
+    "quant.quantizers.*",
+    "quant.quantizers",
     "quant.qtensor quant.prologue quant.cache",
     "quant.native",
     "quant.xla quant.native.calls",
@@ -81,6 +85,10 @@ LAYERS = (
     "metadata_report",
     "command generate_flags",
     "generate",
+    "quantize_mix",
+    "quantize_choice",
+    "quantize_file quantize_flags",
+    "quantize",
     "bench_worker bench_process bench_memory bench_bytes bench_table",  # nothing of each other
     "bench_peer bench_compile",
     "bench_flags bench_tests",
