@@ -78,8 +78,8 @@ def test_a_token_reads_all_weights_but_an_embedding_table(tmp_path, tied):
 
 
 def test_a_token_reads_the_experts_that_it_uses(tmp_path):
-    options = EXPERTS | {"tied": True}
-    cfg, params = load_model(tiny_models.save(tmp_path, tiny_models.tiny_model("llama", **options)))
+    data = tiny_models.tiny_model("llama", tied=True, **EXPERTS)
+    cfg, params = load_model(tiny_models.save(tmp_path, data))
     all_experts = 3 * 6 * (3 * 96 * 64) * 4  # layers, experts, weights of one, bytes
     assert weight_bytes(params, cfg) == params.nbytes - all_experts * 4 // 6  # 2 of 6 are used
 

@@ -203,7 +203,8 @@ def test_batch_rows_equal_singles():
         assert_close(logits[i, :n], single[0, :n])
         if step[i, 0] >= 0:
             assert_close(more[i], after[0])
-        for found, expected in zip((*state.k, *state.v), (*own_state.k, *own_state.v), strict=True):
+        caches = (*state.k, *state.v), (*own_state.k, *own_state.v)
+        for found, expected in zip(*map(jax.tree.leaves, caches), strict=True):
             assert_close(found[:, i], expected[:, 0])
         for found, expected in zip(state.positions, own_state.positions, strict=True):
             np.testing.assert_array_equal(np.asarray(found[i]), np.asarray(expected[0]))
@@ -359,7 +360,7 @@ def test_rounded_products_stay_close(arch: str, bound: float):
     cfg = dataclasses.replace(cfg, precision="default", rounding=rounding, cache_dtype="float16")
     n = len(TOKENS)
     state = kv.init(cfg, N_CTX, chunk=N_CTX)
-    assert state.k[kv.FULL].dtype == jnp.float16
+    assert {cache.dtype for cache in jax.tree.leaves(state.k)} == {jnp.dtype(jnp.float16)}
     positions = jnp.arange(n, dtype=jnp.int32)[None]
     logits, _ = run(params, jnp.asarray(TOKENS[None]), positions, state, cfg=cfg, n_out=n)
     assert logits.dtype == jnp.float32

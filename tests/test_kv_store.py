@@ -1,7 +1,6 @@
 """Rows of the KV state: which are held, cut out, and put back, for plain and quantised caches."""
 
 import dataclasses
-from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -17,40 +16,20 @@ from tests.helpers import tiny_models
 N_CTX, CHUNK = 40, 8  # and a window of 8: rings of 16
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Quantised:
-    """A cache of several arrays, as a quantised one is."""
-
-    values: jax.Array
-    scales: jax.Array
-
-
-def quantised(cache: jax.Array) -> Quantised:
-    scales = jnp.zeros((*cache.shape[:4], 1), jnp.float16)
-    return Quantised(jnp.zeros(cache.shape, jnp.int8), scales)
-
-
 @pytest.fixture(scope="module")
 def cfg(tmp_path_factory):
-    return tiny_models.load(tmp_path_factory.mktemp("m"), tiny_models.tiny_model("gemma3"))[0]
+    data = tiny_models.tiny_model("gemma3", head_dim=32)  # a block of q8_0
+    return tiny_models.load(tmp_path_factory.mktemp("m"), data)[0]
 
 
-@pytest.fixture(params=["plain", "quantised"])
-def make(request, cfg, monkeypatch):
-    """Makes a store, whose rows hold their position."""
-    init = kv.init
-
-    def quantised_init(*args, **options):
-        state = init(*args, **options)
-        k, v = (tuple(quantised(a) for a in caches) for caches in (state.k, state.v))
-        return dataclasses.replace(state, k=k, v=v)
+@pytest.fixture(params=["float32", "q8_0"])
+def make(request, cfg):
+    """Makes a store, of caches that are one array or several."""
+    chosen = dataclasses.replace(cfg, cache_dtype=request.param)
 
     def store(n_ctx: int = N_CTX, chunk: int = CHUNK) -> KVStore:
-        return KVStore(cfg, n_ctx, chunk)
+        return KVStore(chosen, n_ctx, chunk)
 
-    if request.param == "quantised":
-        monkeypatch.setattr(kv, "init", quantised_init)
     return store
 
 

@@ -20,7 +20,7 @@ from minfer_jax.model.params import Params
 from tests.conftest import KERNELS, XLA
 from tests.helpers.tiny_models import load, tiny_model
 
-ARCHS = ("gemma3",)  # those with sliding layers
+ARCHS = ("gemma3", "muse-glimmer")
 WINDOW = 32
 N_CTX = 600
 TOKENS = np.random.default_rng(0).integers(0, 96, 580).astype(np.int32)
