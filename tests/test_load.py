@@ -444,12 +444,13 @@ def test_default_precision_is_what_the_kernels_have(kernels: str):
     assert precision.roundings("default") == (Rounding(few="int16", many=many), "float16")
 
 
-def test_default_precision_is_in_the_configuration(tmp_path: Path):
-    cfg, _ = load(tmp_path, tiny_model("llama"), "default")
-    assert (cfg.precision, cfg.rounding, cfg.cache_dtype) == (
-        "default",
-        *precision.roundings("default"),
-    )
+@pytest.mark.parametrize("weight_type", ["Q8_0", "F16"])
+def test_default_precision_is_in_the_configuration(tmp_path: Path, weight_type: str):
+    cfg, _ = load(tmp_path, tiny_model("llama", weight_type=weight_type), "default")
+    rounding, cache_dtype = precision.roundings("default")
+    if weight_type == "F16":  # bfloat16 factors would lose what the file holds
+        rounding = Rounding(few="int16", many="float32")
+    assert (cfg.precision, cfg.rounding, cfg.cache_dtype) == ("default", rounding, cache_dtype)
 
 
 @pytest.mark.parametrize(

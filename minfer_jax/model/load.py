@@ -21,6 +21,7 @@ from minfer_jax.model.config import ModelConfig, ModelError
 from minfer_jax.model.keys import Keys
 from minfer_jax.model.params import Linear, Params
 from minfer_jax.model.tensors import Tensors
+from minfer_jax.quant.formats import FORMATS
 from minfer_jax.quant.prologue import LayerNorm, Norm, RmsNorm
 
 log = logging.getLogger("minfer_jax")
@@ -62,7 +63,7 @@ def load_model(
 
 def read_model_config(file: GGUFFile, precision: str = "default") -> ModelConfig:
     """The configuration alone, without reading a weight. Errors as for `load_model`."""
-    rounding, cache_dtype = precisions.roundings(precision)
+    rounding, cache_dtype = precisions.roundings(precision, plain=_has_plain_layers(file))
     try:
         arch = registry.find(file.architecture)
         keys = Keys(file.metadata, arch.name)
@@ -70,6 +71,12 @@ def read_model_config(file: GGUFFile, precision: str = "default") -> ModelConfig
     except ModelError as e:
         raise ModelError(f"{file.path}: {e}") from None
     return dataclasses.replace(cfg, precision=precision, rounding=rounding, cache_dtype=cache_dtype)
+
+
+def _has_plain_layers(file: GGUFFile) -> bool:
+    """Whether no weight of a layer is quantised."""
+    types = {info.ggml_type for name, info in file.tensors.items() if name.startswith("blk.")}
+    return not any(FORMATS[t].widths for t in types if t in FORMATS)
 
 
 def _n_vocab(file: GGUFFile) -> int:

@@ -29,12 +29,18 @@ def cache_dtype(cache_type: str | None, precision: str) -> str:
     return CACHE_TYPES[cache_type]
 
 
-def roundings(precision: str) -> tuple[Rounding, str]:
+def roundings(precision: str, *, plain: bool = False) -> tuple[Rounding, str]:
     """(rounding of products, dtype of the KV cache) for a precision.
 
     "highest" is float32 throughout. "default" is what is fast here: 16-bit activations for a few
     rows, bfloat16 factors for many where the processor has instructions for them (float32 is faster
     where they would be emulated), and a float16 cache.
+
+    Args:
+        precision: one of PRECISIONS.
+        plain: the layers' weights are floats, not quantised. Then the factors of "default" are
+            float32 too: whoever takes such a file wants what is in it, and bfloat16 would be a
+            hundred times further from it than llama.cpp is.
 
     Raises:
         ValueError: there is no such precision.
@@ -42,7 +48,9 @@ def roundings(precision: str) -> tuple[Rounding, str]:
     if precision == "highest":
         return EXACT, "float32"
     if precision == "default":
-        if jax.default_backend() != "cpu":
+        if plain:
+            fast = False
+        elif jax.default_backend() != "cpu":
             fast = True
         elif native.isa() is not None:
             fast = native.bfloat16()
