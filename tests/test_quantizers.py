@@ -111,7 +111,8 @@ def test_no_weight_is_far_off(name: str, x: np.ndarray, scale: float):
     back = there_and_back(x, name)
     assert np.isfinite(back).all()
     peak = np.abs(x).max(axis=1, keepdims=True)
-    assert (np.abs(back - x) <= 1.001 * WORST[name] * peak + 1e-5).all()
+    # Below that, the f16 that all scales of a block hang from may be 0: 2**-25 * 128 * 32 at most.
+    assert (np.abs(back - x) <= 1.001 * WORST[name] * peak + 1.3e-4).all()
 
 
 def test_weights_too_large_are_named_by_a_limit():
@@ -150,6 +151,15 @@ def test_the_scale_is_the_best_of_all_candidates():
     best = np.min([error(s, q) for s, q in zip(fitted, tried, strict=True)], axis=0)
     reached = np.min([error(scale, q) for q in tried], axis=0)
     np.testing.assert_allclose(reached, best, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["Q2_K", "Q4_K", "Q5_K"])
+def test_weights_that_are_nearly_all_the_same(name: str):
+    """The equations for scale and minimum are close to singular then."""
+    x = np.full((3, 256), 7.3, np.float32)
+    x[1, ::37] = 0
+    x[2, ::50] = 7.1
+    np.testing.assert_allclose(there_and_back(x, name), x, atol=0.5 if name == "Q2_K" else 0.3)
 
 
 def test_a_minimum_lowers_and_never_raises():

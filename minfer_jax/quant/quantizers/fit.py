@@ -9,7 +9,9 @@ to integers q and least squares, which is closed then, gives the best scale for 
     without minimum   scale = sum(w x q) / sum(w q q),  the error falls by scale * sum(w x q)
     with minimum      [sum(w q q)  sum(w q)] [scale  ]   [sum(w x q)]
                       [sum(w q)    sum(w)  ] [minimum] = [sum(w x)  ]
-                      the error falls by scale * sum(w x q) + minimum * sum(w x)
+                      for a given minimum, scale = (sum(w x q) - minimum * sum(w q)) / sum(w q q)
+                      and the error falls by scale**2 * sum(w q q)
+                      + minimum * (2 sum(w x) - minimum * sum(w))
 
 The candidates are those of ggml's make_qx_quants and make_qkx2_quants (ggml/src/ggml-quants.c).
 """
@@ -100,16 +102,15 @@ def fit_scale_and_minimum(
         wq = w * q
         sum_q = wq.sum(axis=0)
         qq = np.einsum("kn,kn->n", wq, q)
+        # Where nearly all integers are the same, the equations say nothing of the minimum.
         det = sum_w * qq - sum_q * sum_q
-        solvable = det > 0
+        solvable = det > np.float32(1e-3) * sum_w * qq
         det = np.where(solvable, det, np.float32(1))
-        this = (sum_w * xq - sum_x * sum_q) / det
-        low = (qq * sum_x - sum_q * xq) / det
-        above = low > 0  # a minimum can only lower
-        low = np.where(above, np.float32(0), low)
-        this = np.where(above, xq / np.where(qq > 0, qq, np.float32(1)), this)
-        gain = this * xq + low * sum_x
-        better = solvable & (this > 0) & (gain > best)
-        scale, minimum = np.where(better, this, scale), np.where(better, low, minimum)
+        least = np.where(solvable, (qq * sum_x - sum_q * xq) / det, low)
+        least = np.minimum(least, np.float32(0))  # a minimum can only lower
+        this = (xq - least * sum_q) / np.where(qq > 0, qq, np.float32(1))
+        gain = 2 * least * sum_x - least * least * sum_w + this * this * qq
+        better = (this > 0) & (gain > best)
+        scale, minimum = np.where(better, this, scale), np.where(better, least, minimum)
         best = np.where(better, gain, best)
     return scale, -minimum
