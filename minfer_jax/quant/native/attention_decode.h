@@ -172,7 +172,7 @@ void attend_row(const Attention& a, const Threads& threads) {
         total += share * p[s * each + kHeads];
         for (int64_t c = 0; c < h_v; c++) out[c] += share * values[s * each + c];
       }
-      const float inverse = total > 0 ? 1 / total : 0;
+      const float inverse = total == 0 ? 0 : 1 / total;
       for (int64_t c = 0; c < h_v; c++) out[c] *= inverse;
     }
   }
