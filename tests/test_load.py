@@ -24,7 +24,7 @@ from minfer_jax.quant.matmul import EXACT, Rounding
 from minfer_jax.quant.prologue import RmsNorm
 from tests.helpers.gguf_builder import Tensor, dense
 from tests.helpers.tiny_models import load, run, save, tiny_model
-from tests.helpers.tiny_options import EXPERTS
+from tests.helpers.tiny_options import EXPERT_MAPS, EXPERTS
 from tests.helpers.tiny_tensors import encode
 
 TOKENS = jnp.asarray([[(11 * i * i + 5 * i + 2) % 96 for i in range(9)]], jnp.int32)
@@ -382,6 +382,15 @@ def test_code_books_give_the_logits_of_their_values(tmp_path: Path):
     plain = tiny_model("llama", **{**options, "tensors": as_floats(save(tmp_path, data))})
     _, params = load(tmp_path, data)
     assert not [group for group in params.groups if group.mlp.down.weight.dense is not None]
+    np.testing.assert_allclose(logits(tmp_path, data), logits(tmp_path, plain), rtol=0, atol=2e-4)
+
+
+def test_experts_in_mxfp4_give_the_logits_of_their_values(tmp_path: Path):
+    # As the files of gpt-oss are: experts in MXFP4, the rest in Q8_0.
+    experts = {f"blk.{i}.{name}": "MXFP4" for i in range(3) for name in EXPERT_MAPS}
+    options: dict[str, Any] = {"weight_type": "Q8_0", "types": experts, "head_dim": 16}
+    data = tiny_model("gpt-oss", **options)
+    plain = tiny_model("gpt-oss", **{**options, "tensors": as_floats(save(tmp_path, data))})
     np.testing.assert_allclose(logits(tmp_path, data), logits(tmp_path, plain), rtol=0, atol=2e-4)
 
 
