@@ -35,7 +35,7 @@ CLOSE = 1e-4
 def model(arch: str) -> tuple[ModelConfig, Params]:
     with tempfile.TemporaryDirectory() as folder:
         # Heads that the kernels take.
-        keys = {"attention.sliding_window": WINDOW}
+        keys = {"attention.sliding_window": WINDOW, "logit_scale": 1.0}
         data = tiny_model(arch, head_dim=32, n_ctx=1024, keys=keys)
         return load(Path(folder), data)
 

@@ -23,13 +23,13 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "ernie4_5": {},
     "ernie4_5-moe": EXPERTS
     | {
-        "n_ff_shared": 48,
+        "n_ff_shared": 64,
         "choice_bias": True,
         "dense_layers": 1,
         "keys": {
             "interleave_moe_layer_step": 1,
             "leading_dense_block_count": 1,
-            "expert_shared_feed_forward_length": 48,
+            "expert_shared_feed_forward_length": 64,
         },
     },
     "exaone": {},
@@ -65,13 +65,13 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "granitemoe": EXPERTS
     | {
-        "n_ff_shared": 48,
+        "n_ff_shared": 64,
         "keys": {
             "embedding_scale": 12.0,
             "residual_scale": 0.22,
             "attention.scale": 0.03,
             "logit_scale": 8.0,
-            "expert_shared_feed_forward_length": 48,
+            "expert_shared_feed_forward_length": 64,
         },
     },
     "internlm2": {},
@@ -95,9 +95,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen2moe": EXPERTS
     | {
         "biases": QKV,
-        "n_ff_shared": 48,
+        "n_ff_shared": 64,
         "shared_gate": True,
-        "keys": {"expert_shared_feed_forward_length": 48},
+        "keys": {"expert_shared_feed_forward_length": 64},
     },
     "qwen3": {"head_dim": 32, "n_head_kv": 4},
     "qwen3moe": EXPERTS | {"head_dim": 32},
