@@ -142,7 +142,6 @@ KEYS: list[tuple[dict[str, Any], str]] = [
         "llama.expert_group_count: groups of experts are not supported",
     ),
     ({"nextn_predict_layers": 3}, "nextn_predict_layers is 3, expected less than block_count 3"),
-    ({"attention.scale": -1.0}, "llama.attention.scale is -1.0, expected a number >= 0"),
     (
         {"rope.scaling.type": "yarn", "rope.scaling.yarn_beta_fast": 0.0},
         "yarn_beta_fast is 0.0, expected a number above 0",
@@ -171,6 +170,36 @@ def test_a_sliding_pattern_that_is_too_short(tmp_path: Path):
     keys = {"attention.sliding_window_pattern": [True, False]}
     message = refusal(tmp_path, tiny_model("gemma3", keys=keys))
     assert "sliding_window_pattern has 2 entries, expected 4, one a layer" in message
+
+
+@pytest.mark.parametrize(
+    ("arch", "key", "value", "message"),
+    [
+        ("granite", "attention.scale", -1.0, "scale is -1.0, expected a number >= 0"),
+        ("cohere2", "logit_scale", None, "no key cohere2.logit_scale"),
+        ("cohere2", "attention.sliding_window", None, "no key cohere2.attention.sliding_window"),
+        ("gpt-oss", "attention.sliding_window", None, "no key gpt-oss.attention.sliding_window"),
+        ("gpt-oss", "attention.sliding_window", 0, "is 0, expected a whole number >= 1"),
+    ],
+)
+def test_wrong_keys_of_an_architecture(
+    arch: str, key: str, value: Any, message: str, tmp_path: Path
+):
+    assert message in refusal(tmp_path, tiny_model(arch, keys={key: value}))
+
+
+@pytest.mark.parametrize(
+    ("arch", "key", "value"),
+    [
+        ("llama", "attention.scale", 0.03),
+        ("granitemoe", "rope.scaling.finetuned", False),
+        ("exaone4", "attention.sliding_window", 8),  # of the 32B alone
+        ("phi3", "attention.sliding_window", 8),
+    ],
+)
+def test_keys_without_effect(arch: str, key: str, value: Any, tmp_path: Path):
+    """llama.cpp's logits are the same with them and without."""
+    assert config(tmp_path, arch, keys={key: value}) == config(tmp_path, arch)
 
 
 def test_an_unknown_precision(tmp_path: Path):

@@ -21,9 +21,9 @@ def check(t: Tensors, prefix: str, cfg: ModelConfig, arch: Arch) -> None:
     widths = (
         cfg.n_head * cfg.head_dim,
         cfg.n_head_kv * cfg.head_dim,
-        cfg.n_head_kv * cfg.head_dim_v,
+        cfg.n_head_kv * cfg.value_dim,
     )
-    out = cfg.n_head * cfg.head_dim_v
+    out = cfg.n_head * cfg.value_dim
     if t.has(f"{prefix}attn_qkv.weight"):
         maps.check(t, f"{prefix}attn_qkv", sum(widths), cfg.n_embd)
         for name, width in zip(QKV, widths, strict=True):

@@ -65,7 +65,7 @@ def init(cfg: ModelConfig, n_ctx: int, *, batch: int = 1, chunk: int = 512) -> K
     held = [jnp.full((batch, s), -1, jnp.int32) for s in slots]
     return KVState(
         k=(empty(FULL, cfg.head_dim), empty(SLIDING, cfg.head_dim)),
-        v=(empty(FULL, cfg.head_dim_v), empty(SLIDING, cfg.head_dim_v)),
+        v=(empty(FULL, cfg.value_dim), empty(SLIDING, cfg.value_dim)),
         positions=(held[FULL], held[SLIDING]),
     )
 
@@ -74,7 +74,7 @@ def row_bytes(cfg: ModelConfig) -> int:
     """Bytes of one position's keys and values in one layer. Errors as of `init`."""
     try:
         return cfg.n_head_kv * sum(
-            rows.row_bytes(width, cfg.cache_dtype) for width in (cfg.head_dim, cfg.head_dim_v)
+            rows.row_bytes(width, cfg.cache_dtype) for width in (cfg.head_dim, cfg.value_dim)
         )
     except ValueError as e:
         raise ModelError(str(e)) from None

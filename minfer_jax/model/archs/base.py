@@ -69,7 +69,6 @@ def read_config(arch: Arch, keys: Keys, n_vocab: int) -> ModelConfig:
             f"head_count_kv {n_head_kv}"
         )
     head_dim = keys.integer("attention.key_length", n_embd // n_head, minimum=1)
-    value_dim = keys.integer("attention.value_length", n_embd // n_head, minimum=1)
     n_layer = _n_layer(keys)
     n_ctx_train = keys.integer("context_length", minimum=1)
     cfg = ModelConfig(
@@ -81,7 +80,7 @@ def read_config(arch: Arch, keys: Keys, n_vocab: int) -> ModelConfig:
         n_head=n_head,
         n_head_kv=n_head_kv,
         head_dim=head_dim,
-        value_dim=0 if value_dim == head_dim else value_dim,
+        value_dim=keys.integer("attention.value_length", n_embd // n_head, minimum=1),
         n_ctx_train=n_ctx_train,
         layers=(LayerSpec(),) * n_layer,
         norm_eps=keys.number(
@@ -94,8 +93,7 @@ def read_config(arch: Arch, keys: Keys, n_vocab: int) -> ModelConfig:
         rope_interleaved=arch.rope_interleaved,
         activation=arch.activation,
         router=_router(arch, keys),
-        attention_scale=keys.number("attention.scale", 0.0, minimum=0.0)
-        or 1.0 / math.sqrt(head_dim),
+        attention_scale=1.0 / math.sqrt(head_dim),
     )
     return arch.adapt(cfg, keys)
 
