@@ -206,8 +206,11 @@ class Engine:
         """Put a state back, of an engine with the same weights; then `continue_tokens` goes on.
 
         Raises:
-            EngineError: there is no memory for the KV state.
+            EngineError: it is longer than this context, or there is no memory for the KV state.
         """
+        n = len(snapshot.session.tokens)
+        if n > self.n_ctx + 1:  # the last token is not in the context yet
+            raise EngineError(f"the state has {n} tokens, but the context holds {self.n_ctx}")
         self.forget()
         self._runner.kv.put(snapshot.rows)
         self._session = snapshot.session.copy()

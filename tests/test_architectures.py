@@ -1,5 +1,6 @@
 """Every architecture, and every option of its block, against llama.cpp."""
 
+import re
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -46,6 +47,12 @@ def test_logits_are_those_of_llama_cpp(case: str, tmp_path: Path):
 
 def test_cases_cover_every_architecture():
     assert {arch for arch, _ in CASES.values()} == ARCHS.keys() == DEFAULTS.keys()
+
+
+def test_the_readme_names_every_architecture():
+    text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    listed = text.split("- Architectures, ")[1].split("\n- ")[0]
+    assert ARCHS.keys() <= set(re.split(r"[\s.,]+", listed))
 
 
 def test_every_golden_file_has_its_case():

@@ -207,6 +207,13 @@ def test_an_unknown_precision(tmp_path: Path):
         load_model(save(tmp_path, tiny_model("llama")), precision="half")
 
 
+def test_a_cache_that_does_not_take_the_heads_is_refused_before_a_weight_is_read(tmp_path: Path):
+    file, sizes = save(tmp_path, tiny_model("llama")), []
+    with pytest.raises(ModelError, match=r"tiny.gguf: a q8_0 cache takes .* have 16; choose"):
+        load_model(file, cache_type="q8_0", on_bytes=sizes.append)
+    assert sizes == []
+
+
 # What is read.
 
 
@@ -223,6 +230,12 @@ def test_configuration_of_gemma3(tmp_path: Path):
     assert (cfg.embedding_scale, cfg.attention_scale) == (8.0, pytest.approx(24**-0.5))
     assert (cfg.activation, cfg.rounding, cfg.cache_dtype) == ("gelu", EXACT, "float32")
     assert hash(cfg) == hash(dataclasses.replace(cfg))
+
+
+def test_an_rms_norm_has_no_bias(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    bias = dense(np.ones(64, np.float32))
+    load(tmp_path, tiny_model("llama", tensors={"blk.0.attn_norm.bias": bias}))
+    assert "1 tensors are not used by architecture llama: blk.0.attn_norm.bias" in caplog.text
 
 
 def test_one_value_for_all_layers_may_be_an_array(tmp_path: Path):
@@ -452,7 +465,7 @@ def test_vectors_of_any_type(tmp_path: Path):
 
 
 def test_highest_precision_is_float32():
-    assert precision.roundings("highest") == (EXACT, "float32")
+    assert precision.rounding("highest") == EXACT
 
 
 @pytest.mark.parametrize(("has_bf16", "many"), [(True, "bfloat16"), (False, "float32")])
@@ -463,23 +476,23 @@ def test_default_precision_is_what_is_fast(
     flags = frozenset({"avx512_bf16"} if has_bf16 else {"avx2"})
     monkeypatch.setattr(host, "cpu_flags", lambda: flags)
     monkeypatch.setenv(native.VARIABLE, native.OFF)
-    assert precision.roundings("default") == (Rounding(few="int16", many=many), "float16")
+    assert precision.rounding("default") == Rounding(few="int16", many=many)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert precision.roundings("default") == (Rounding(few="int16", many="bfloat16"), "float16")
+    assert precision.rounding("default") == Rounding(few="int16", many="bfloat16")
 
 
 def test_default_precision_is_what_the_kernels_have(kernels: str):
     many = "bfloat16" if kernels == "avx512" else "float32"
-    assert precision.roundings("default") == (Rounding(few="int16", many=many), "float16")
+    assert precision.rounding("default") == Rounding(few="int16", many=many)
 
 
 @pytest.mark.parametrize("weight_type", ["Q8_0", "F16"])
 def test_default_precision_is_in_the_configuration(tmp_path: Path, weight_type: str):
     cfg, _ = load(tmp_path, tiny_model("llama", weight_type=weight_type), "default")
-    rounding, cache_dtype = precision.roundings("default")
+    rounding = precision.rounding("default")
     if weight_type == "F16":  # bfloat16 factors would lose what the file holds
         rounding = Rounding(few="int16", many="float32")
-    assert (cfg.precision, cfg.rounding, cfg.cache_dtype) == ("default", rounding, cache_dtype)
+    assert (cfg.precision, cfg.rounding, cfg.cache_dtype) == ("default", rounding, "float16")
 
 
 @pytest.mark.parametrize(

@@ -152,6 +152,16 @@ def test_a_snapshot_is_a_value(engine):
     assert ends[0] == ends[1] == list(engine.continue_tokens(20))
 
 
+def test_a_snapshot_that_is_too_long(make, engine):
+    small = make(n_ctx=12)
+    run(engine, LONG[:9], 5)
+    with pytest.raises(EngineError, match="has 14 tokens, but the context holds 12"):
+        small.restore(engine.snapshot())
+    run(engine, LONG[:9], 4)
+    small.restore(engine.snapshot())
+    assert (list(small.continue_tokens(4)), len(small.tokens)) == ([], 13)
+
+
 def test_only_what_is_used_is_written(make, tmp_path):
     engine = make(n_ctx=64)
     run(engine, LONG[:5], 1)
