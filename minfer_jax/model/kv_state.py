@@ -56,7 +56,9 @@ def init(cfg: ModelConfig, n_ctx: int, *, batch: int = 1, chunk: int = 512) -> K
         ModelError: the cache's type does not take heads of this model's size.
     """
     row_bytes(cfg)
-    layers, slots = _layers(cfg), _slots(cfg, n_ctx, chunk)
+    n_sliding = sum(spec.sliding for spec in cfg.layers)
+    layers = (cfg.n_layer - n_sliding, n_sliding)
+    slots = (n_ctx, min(n_ctx, cfg.window + chunk))
 
     def empty(which: int, width: int) -> Cache:
         shape = (layers[which], batch, cfg.n_head_kv, slots[which], width)
@@ -78,27 +80,6 @@ def row_bytes(cfg: ModelConfig) -> int:
         )
     except ValueError as e:
         raise ModelError(str(e)) from None
-
-
-def nbytes_by_kind(
-    cfg: ModelConfig, n_ctx: int, *, batch: int = 1, chunk: int = 512
-) -> tuple[int, int]:
-    """Bytes of all keys and values, of the FULL and of the SLIDING layers.
-
-    That is layers * sequences * slots * `row_bytes`. Arguments and errors as of `init`.
-    """
-    layers, slots = _layers(cfg), _slots(cfg, n_ctx, chunk)
-    each = batch * row_bytes(cfg)
-    return layers[FULL] * slots[FULL] * each, layers[SLIDING] * slots[SLIDING] * each
-
-
-def _layers(cfg: ModelConfig) -> tuple[int, int]:
-    n_sliding = sum(spec.sliding for spec in cfg.layers)
-    return cfg.n_layer - n_sliding, n_sliding
-
-
-def _slots(cfg: ModelConfig, n_ctx: int, chunk: int) -> tuple[int, int]:
-    return n_ctx, min(n_ctx, cfg.window + chunk)
 
 
 def kind(spec: LayerSpec) -> int:
