@@ -11,20 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from minfer_jax import host
 from minfer_jax.gguf import GGUFFile
 from minfer_jax.model import kv_state as kv
-from minfer_jax.model import precision
 from minfer_jax.model.config import LayerSpec, ModelError
 from minfer_jax.model.load import load_model, read_model_config
 from minfer_jax.model.params import Experts, Mlp, pick
 from minfer_jax.model.registry import ARCHS
-from minfer_jax.quant import native, xla
-from minfer_jax.quant.matmul import EXACT, Rounding
+from minfer_jax.quant import xla
+from minfer_jax.quant.matmul import EXACT
 from minfer_jax.quant.prologue import RmsNorm
 from tests.helpers.gguf_builder import Tensor, dense
 from tests.helpers.tiny_models import load, run, save, tiny_model
-from tests.helpers.tiny_options import EXPERTS
+from tests.helpers.tiny_options import EXPERT_MAPS, EXPERTS
 from tests.helpers.tiny_tensors import encode
 
 TOKENS = jnp.asarray([[(11 * i * i + 5 * i + 2) % 96 for i in range(9)]], jnp.int32)
@@ -427,6 +425,18 @@ def test_code_books_give_the_logits_of_their_values(tmp_path: Path):
     np.testing.assert_allclose(logits(tmp_path, data), logits(tmp_path, plain), rtol=0, atol=2e-4)
 
 
+def test_experts_may_be_of_another_width_in_each_layer(tmp_path: Path):
+    """Their width is that of the file, and no key's."""
+    narrow = {}
+    for seed, name in enumerate(EXPERT_MAPS):
+        values = np.random.default_rng(seed).standard_normal((6, 64, 64)) / 8  # 64 for 96
+        narrow[f"blk.1.{name}.weight"] = dense(values.astype(np.float32))
+    data = tiny_model("qwen3moe", tensors=narrow)
+    _, params = load(tmp_path, data)
+    assert params.order == ((0, 0), (1, 0), (0, 1))
+    assert np.isfinite(logits(tmp_path, data)).all()
+
+
 def test_unused_tensors_are_named_in_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     one = dense(np.zeros(1, np.float32))
     extra = {f"blk.{i}.attn_sinks.weight": one for i in range(3, 10)}
@@ -459,59 +469,3 @@ def test_vectors_of_any_type(tmp_path: Path):
         _, params = load(tmp_path, tiny_model("llama", tensors={"output_norm.weight": tensor}))
         assert params.output_norm.weight.dtype == jnp.float32
         np.testing.assert_array_equal(np.asarray(params.output_norm.weight), values)
-
-
-# Precision.
-
-
-def test_highest_precision_is_float32():
-    assert precision.rounding("highest") == EXACT
-
-
-@pytest.mark.parametrize(("has_bf16", "many"), [(True, "bfloat16"), (False, "float32")])
-def test_default_precision_is_what_is_fast(
-    has_bf16: bool, many: str, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
-    flags = frozenset({"avx512_bf16"} if has_bf16 else {"avx2"})
-    monkeypatch.setattr(host, "cpu_flags", lambda: flags)
-    monkeypatch.setenv(native.VARIABLE, native.OFF)
-    assert precision.rounding("default") == Rounding(few="int16", many=many)
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert precision.rounding("default") == Rounding(few="int16", many="bfloat16")
-
-
-def test_default_precision_is_what_the_kernels_have(kernels: str):
-    many = "bfloat16" if kernels == "avx512" else "float32"
-    assert precision.rounding("default") == Rounding(few="int16", many=many)
-
-
-@pytest.mark.parametrize("weight_type", ["Q8_0", "F16"])
-def test_default_precision_is_in_the_configuration(tmp_path: Path, weight_type: str):
-    cfg, _ = load(tmp_path, tiny_model("llama", weight_type=weight_type), "default")
-    rounding = precision.rounding("default")
-    if weight_type == "F16":  # bfloat16 factors would lose what the file holds
-        rounding = Rounding(few="int16", many="float32")
-    assert (cfg.precision, cfg.rounding, cfg.cache_dtype) == ("default", rounding, "float16")
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("processor\t: 0\nflags\t\t: fpu avx2 avx512f avx512_bf16 amx_tile\n", True),
-        ("flags\t\t: fpu amx_bf16\n", True),
-        ("Features\t: fp asimd i8mm bf16\n", True),
-        ("flags\t\t: fpu avx2 avx512f\n", False),
-        ("model name\t: avx512_bf16\n", False),
-        ("flags\t\t: xavx512_bf16\n", False),
-        ("", False),
-    ],
-)
-def test_bf16_as_the_system_tells(text: str, expected: bool, tmp_path: Path):
-    (tmp_path / "cpuinfo").write_text(text)
-    flags = host.cpu_flags(tmp_path / "cpuinfo")
-    assert bool(flags & precision.BF16_FLAGS) is expected
-
-
-def test_bf16_where_the_system_does_not_say(tmp_path: Path):
-    assert host.cpu_flags(tmp_path / "nothing") == frozenset()

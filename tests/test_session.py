@@ -277,6 +277,18 @@ def test_states_of_something_else(make, engine, saved, tmp_path):
     assert message == "it holds 21 tokens, but the context holds 16: raise n_ctx"
 
 
+def test_a_state_of_another_rotation(tmp_path):
+    """Phi 3 rotates by other factors where the context is longer than the original one."""
+    options = {"long_factors": True, "keys": {"rope.scaling.original_context_length": 16}}
+    cfg, params = tiny_models.load(tmp_path, tiny_models.tiny_model("phi3", **options))
+    short, same, long = (Engine(params, cfg, n_ctx=n, prefill_chunk=8) for n in (16, 12, 17))
+    run(short, LONG[:4], 2)
+    short.save_state(tmp_path / "state", "m")
+    same.load_state(tmp_path / "state", "m")
+    with pytest.raises(StateError, match="saved with RoPE for at most 16 positions, but this is"):
+        long.load_state(tmp_path / "state", "m")
+
+
 def forged(saved: bytes, change) -> bytes:
     """A file whose header was changed by someone who knows how to make its checksum."""
     n_text = struct.unpack_from("<I", saved, 12)[0]

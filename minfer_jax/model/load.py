@@ -175,7 +175,7 @@ def _groups(t: Tensors, cfg: ModelConfig) -> list[list[int]]:
     for i, spec in enumerate(cfg.layers):
         prefix = f"blk.{i}."
         tensors = {
-            (name.removeprefix(prefix), info.ggml_type)
+            (name.removeprefix(prefix), info.ggml_type, info.shape)
             for name, info in t.by_layer.get(prefix, ())
             if name in t.used
         }
