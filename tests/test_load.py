@@ -371,6 +371,18 @@ def test_extras_of_some_layers_make_groups(tmp_path: Path):
     assert [len(group.mlp.up) for group in params.groups] == [1, 2]
 
 
+def test_experts_may_be_of_another_width_in_each_layer(tmp_path: Path):
+    """Their width is that of the file, and no key's."""
+    narrow = {}
+    for seed, name in enumerate(EXPERT_MAPS):
+        values = np.random.default_rng(seed).standard_normal((6, 64, 64)) / 8  # 64 for 96
+        narrow[f"blk.1.{name}.weight"] = dense(values.astype(np.float32))
+    data = tiny_model("qwen3moe", tensors=narrow)
+    _, params = load(tmp_path, data)
+    assert params.order == ((0, 0), (1, 0), (0, 1))
+    assert np.isfinite(logits(tmp_path, data)).all()
+
+
 def test_experts_with_what_is_wrong_said(tmp_path: Path):
     wrong: dict[str, Tensor | None] = {
         "blk.0.ffn_up_exps.weight": dense(np.zeros((5, 96, 64), np.float32)),
@@ -423,18 +435,6 @@ def test_code_books_give_the_logits_of_their_values(tmp_path: Path):
     _, params = load(tmp_path, data)
     assert not [group for group in params.groups if group.mlp.down.weight.dense is not None]
     np.testing.assert_allclose(logits(tmp_path, data), logits(tmp_path, plain), rtol=0, atol=2e-4)
-
-
-def test_experts_may_be_of_another_width_in_each_layer(tmp_path: Path):
-    """Their width is that of the file, and no key's."""
-    narrow = {}
-    for seed, name in enumerate(EXPERT_MAPS):
-        values = np.random.default_rng(seed).standard_normal((6, 64, 64)) / 8  # 64 for 96
-        narrow[f"blk.1.{name}.weight"] = dense(values.astype(np.float32))
-    data = tiny_model("qwen3moe", tensors=narrow)
-    _, params = load(tmp_path, data)
-    assert params.order == ((0, 0), (1, 0), (0, 1))
-    assert np.isfinite(logits(tmp_path, data)).all()
 
 
 def test_unused_tensors_are_named_in_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture):
