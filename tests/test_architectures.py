@@ -11,7 +11,7 @@ from minfer_jax.model import kv_state as kv
 from minfer_jax.model.registry import ARCHS
 from tests.helpers import make_golden as golden
 from tests.helpers.golden_cases import CASES
-from tests.helpers.tiny_models import load, run
+from tests.helpers.tiny_models import load, run, tiny_model
 from tests.helpers.tiny_options import DEFAULTS
 
 # Largest error allowed, relative and squared. Measured: 2e-11 for silu; for gelu, which llama.cpp
@@ -43,6 +43,20 @@ def test_logits_are_those_of_llama_cpp(case: str, tmp_path: Path):
     chosen = np.take_along_axis(found, np.array(expected["argmax"])[:, None], -1)[:, 0]
     slack = np.sqrt(limit) * found.std()  # where two are nearly equal
     assert np.all(found.max(-1) - chosen <= slack)
+
+
+@pytest.mark.parametrize("arch", ["gemma3", "mistral3"])
+def test_numbers_too_large_for_positions(arch: str, tmp_path: Path):
+    """A window and a floor of the temperature are as good as none, and no int32 overflows."""
+    names = ("attention.sliding_window",) if arch == "gemma3" else ()
+    keys = dict.fromkeys(("context_length", *names), 2**40)
+    keys |= {"rope.scaling.original_context_length": None}
+    cfg, params = load(tmp_path, tiny_model(arch, keys=keys))
+    assert cfg.n_ctx_train == 2**31 - 1
+    ids = jnp.asarray([golden.TOKENS[:9]], jnp.int32)
+    positions = jnp.arange(9, dtype=jnp.int32)[None]
+    logits, _ = run(params, ids, positions, kv.init(cfg, 9, chunk=9), cfg=cfg, n_out=9)
+    assert np.isfinite(np.asarray(logits)).all()
 
 
 def test_cases_cover_every_architecture():
