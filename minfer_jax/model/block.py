@@ -129,7 +129,7 @@ def can_step(p: LayerParams, cfg: ModelConfig, t: int) -> bool:
     if t > 1 or native.isa() is None or not calls.supports_heads(cfg.head_dim, cfg.value_dim):
         return False
     norms = [norm for norm in (p.q_norm, p.k_norm) if norm is not None]
-    return all(isinstance(n, RmsNorm) and n.weight.shape[-1] == cfg.head_dim for n in norms)
+    return all(isinstance(n, RmsNorm) and n.weight.shape[1:] == (cfg.head_dim,) for n in norms)
 
 
 def step(
