@@ -5,6 +5,7 @@ import functools
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,14 +33,13 @@ CLOSE = 2e-4
 
 
 # Whose sinks and caps the kernels should see: heads of a size that they take.
-HEAD_DIM = {"gemma2": 32, "gpt-oss": 32}
+OPTIONS: dict[str, Any] = {"gemma2": {"head_dim": 32}, "gpt-oss": {"head_dim": 32}}
 
 
 @functools.cache
 def model(arch: str) -> tuple[ModelConfig, Params]:
-    options = {"head_dim": HEAD_DIM[arch]} if arch in HEAD_DIM else {}
     with tempfile.TemporaryDirectory() as folder:
-        return load(Path(folder), tiny_model(arch, **options))
+        return load(Path(folder), tiny_model(arch, **OPTIONS.get(arch, {})))
 
 
 @functools.cache
