@@ -57,7 +57,8 @@ def _main(argv: Sequence[str]) -> int:
     say(f"Threads: {threads} of {len(allowed)} processors ({_ranges(allowed)})")
     file = open_gguf(sources.resolve(options.model))
     tests = all_tests(options.n_prompt, options.n_gen, options.depths)
-    n_ctx = _n_ctx(options, tests, read_model_config(file).n_ctx_train)
+    cfg = read_model_config(file, options.precision, options.cache_type)
+    n_ctx = _n_ctx(options, tests, cfg.n_ctx_train)
     if options.compiling:
         rows, columns = _compile_rows(file, options, n_ctx), bench_compile.COLUMNS
     else:

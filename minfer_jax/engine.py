@@ -205,9 +205,14 @@ class Engine:
     def restore(self, snapshot: Snapshot) -> None:
         """Put a state back, of an engine with the same weights; then `continue_tokens` goes on.
 
+        Its n_ctx and prefill_chunk may have been others, as for `load_state`.
+
         Raises:
-            EngineError: there is no memory for the KV state.
+            EngineError: it is longer than this context, or there is no memory for the KV state.
         """
+        n = len(snapshot.session.tokens)
+        if n > self.n_ctx + 1:  # the last token is not in the context yet
+            raise EngineError(f"the state has {n} tokens, but the context holds {self.n_ctx}")
         self.forget()
         self._runner.kv.put(snapshot.rows)
         self._session = snapshot.session.copy()
@@ -230,7 +235,8 @@ class Engine:
 
         Args:
             path: a file that `save_state` wrote.
-            identity: as it was given then. n_ctx and prefill_chunk may be others.
+            identity: as it was given then. n_ctx and prefill_chunk may be others, n_ctx unless RoPE
+                depends on it.
 
         Raises:
             StateError: the file is none of these, damaged, of another model, cache type or
@@ -302,7 +308,13 @@ class Engine:
         return self._session
 
     def _identity(self, model: str) -> dict[str, str]:
-        return {
+        """What a saved state is bound to; cached keys are rotated already."""
+        rotated = {}
+        if self.cfg.long_rope is not None:
+            most = self.cfg.long_rope[0]
+            kind = "at most" if self.n_ctx <= most else "more than"
+            rotated["RoPE"] = f"for {kind} {most} positions"
+        return rotated | {
             "model": model,
             "architecture": self.cfg.arch,
             "cache type": self.cfg.cache_dtype,

@@ -65,7 +65,8 @@ def _run(options: Options) -> int:
     _describe(file)
     if options.meta:
         say(metadata_report.metadata(file))
-    cfg = read_model_config(file)  # a file that cannot run is refused before anything long begins
+    # A file that cannot run so is refused before anything long begins.
+    cfg = read_model_config(file, options.precision, options.cache_type)
     prompt = _read_prompt() if options.prompt is None else options.prompt
     tokenizer = Tokenizer.from_gguf(file)
     ids = encode_prompt(file, tokenizer, prompt, system=options.system, template=options.template)

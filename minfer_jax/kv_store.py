@@ -108,9 +108,10 @@ class KVStore:
         Raises:
             EngineError: there is no memory for the state.
         """
-        if self.state is None:
+        held = self._positions()
+        if self.state is None or held is None:
             self.state = self._allocated()
-        held = [np.asarray(p) for p in self.state.positions]
+            return
         # Old keys and values may stay: only positions make them visible.
         shown = tuple(jax.device_put([np.where(p < n, p, np.int32(-1)) for p in held]))
         self.state = jax.block_until_ready(dataclasses.replace(self.state, positions=shown))

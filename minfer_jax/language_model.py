@@ -1,6 +1,5 @@
 """Text in, text out: an engine with its tokenizer."""
 
-import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +11,6 @@ from minfer_jax import compile_cache, memory, sources
 from minfer_jax.context import CHUNK, MAX_TOKENS, N_CTX
 from minfer_jax.engine import Engine
 from minfer_jax.gguf import GGUFFile, open_gguf
-from minfer_jax.model import precision as precisions
 from minfer_jax.model.config import ModelConfig
 from minfer_jax.model.load import load_model
 from minfer_jax.model.params import Params
@@ -263,9 +261,7 @@ def from_file(
     """As `load`, from an open file; a tokenizer that is already built is used as it is."""
     memory.share_arenas()
     compile_cache.enable()
-    cache_dtype = precisions.cache_dtype(cache_type, precision)
-    cfg, params = load_model(file, precision=precision, on_bytes=on_bytes)
-    cfg = dataclasses.replace(cfg, cache_dtype=cache_dtype)
+    cfg, params = load_model(file, precision=precision, cache_type=cache_type, on_bytes=on_bytes)
     engine = Engine(params, cfg, n_ctx=n_ctx, prefill_chunk=prefill_chunk)
     if tokenizer is None:
         try:

@@ -87,28 +87,29 @@ def test_what_is_not_a_number_stays_none():
 # Sizes.
 
 
+def nbytes(state: kv.KVState, kind: int) -> int:
+    leaves = jax.tree.leaves((state.k[kind], state.v[kind]))
+    return sum(a.size * a.dtype.itemsize for a in leaves)
+
+
 @pytest.mark.parametrize("cache_type", cache.TYPES)
-@pytest.mark.parametrize("value_dim", [0, 64])
+@pytest.mark.parametrize("value_dim", [32, 64])
 def test_bytes_by_kind(cache_type: str, value_dim: int):
     cfg = dataclasses.replace(model()[0], cache_dtype=cache_type, value_dim=value_dim)
     state = jax.eval_shape(lambda: kv.init(cfg, 50, batch=3, chunk=16))
-    assert state.v[kv.FULL].shape == (1, 3, 1, 50, value_dim or 32)
-    found = [
-        sum(a.size * a.dtype.itemsize for a in jax.tree.leaves((state.k[kind], state.v[kind])))
-        for kind in (kv.FULL, kv.SLIDING)
-    ]
-    assert kv.nbytes_by_kind(cfg, 50, batch=3, chunk=16) == tuple(found)
+    assert state.v[kv.FULL].shape == (1, 3, 1, 50, value_dim)
+    found = [nbytes(state, kind) for kind in (kv.FULL, kv.SLIDING)]
     # One full layer of 50 slots, three sliding ones of 8 + 16.
-    width = 32 + (value_dim or 32)
+    width = 32 + value_dim
     row = width + width // 32 * 2 if cache_type == Q8_0 else width * jnp.dtype(cache_type).itemsize
+    assert kv.row_bytes(cfg) == row  # one head
     assert found == [3 * 50 * row, 3 * 3 * 24 * row]
 
 
 def test_heads_that_q8_0_does_not_take():
     cfg = dataclasses.replace(model()[0], head_dim=80)
-    for call in (kv.init, kv.nbytes_by_kind):
-        with pytest.raises(ModelError, match=r"multiple of 32 .* have 80; choose float32, float16"):
-            call(cfg, 16)
+    with pytest.raises(ModelError, match=r"multiple of 32 .* have 80; choose float32, float16"):
+        kv.init(cfg, 16)
 
 
 def test_a_type_that_there_is_not():
@@ -241,8 +242,9 @@ def test_the_state_is_updated_in_place(implementation: str, cache_type: str, t: 
         assert not re.findall(rf"= \w+\[{shape}\]\S* copy\(", text)
     used = compiled.memory_analysis()
     assert used is not None
-    assert used.temp_size_in_bytes < kv.nbytes_by_kind(cfg, 1 << 16, chunk=16)[kv.FULL] / 2
-    assert used.alias_size_in_bytes >= sum(kv.nbytes_by_kind(cfg, 1 << 16, chunk=16))
+    full = nbytes(state, kv.FULL)
+    assert used.temp_size_in_bytes < full / 2
+    assert used.alias_size_in_bytes >= full + nbytes(state, kv.SLIDING)
 
 
 # Values of another size than keys, through a whole model.

@@ -77,6 +77,24 @@ def test_keeping_hides_what_follows(make):
     assert store.usable(25) == 0
 
 
+class _Failed:
+    """An array of a program that failed after it was sent off."""
+
+    def __array__(self, dtype=None, copy=None):
+        raise jax.errors.JaxRuntimeError("device lost")
+
+
+@pytest.mark.parametrize("again", ["usable", "rows", "keep"])
+def test_a_state_of_a_failed_call_is_not_used_again(make, again):
+    store = make()
+    fill(store, 30)
+    store.state = dataclasses.replace(store.state, positions=(_Failed(), _Failed()))
+    getattr(store, again)(20)
+    assert store.usable(20) == 0
+    store.keep(0)
+    assert all((np.asarray(p) == -1).all() for p in store.state.positions)
+
+
 @settings(max_examples=20, deadline=None)
 @given(n=st.integers(0, 40), n_ctx=st.integers(40, 60), chunk=st.integers(1, 60))
 def test_rows_go_where_their_positions_belong(cfg, n, n_ctx, chunk):

@@ -11,16 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from minfer_jax import host
 from minfer_jax.gguf import GGUFFile
 from minfer_jax.model import kv_state as kv
-from minfer_jax.model import precision
 from minfer_jax.model.config import LayerSpec, ModelError
 from minfer_jax.model.load import load_model, read_model_config
 from minfer_jax.model.params import Experts, Mlp, pick
 from minfer_jax.model.registry import ARCHS
-from minfer_jax.quant import native, xla
-from minfer_jax.quant.matmul import EXACT, Rounding
+from minfer_jax.quant import xla
+from minfer_jax.quant.matmul import EXACT
 from minfer_jax.quant.prologue import RmsNorm
 from tests.helpers.gguf_builder import Tensor, dense
 from tests.helpers.tiny_models import load, run, save, tiny_model
@@ -142,7 +140,6 @@ KEYS: list[tuple[dict[str, Any], str]] = [
         "llama.expert_group_count: groups of experts are not supported",
     ),
     ({"nextn_predict_layers": 3}, "nextn_predict_layers is 3, expected less than block_count 3"),
-    ({"attention.scale": -1.0}, "llama.attention.scale is -1.0, expected a number >= 0"),
     (
         {"rope.scaling.type": "yarn", "rope.scaling.yarn_beta_fast": 0.0},
         "yarn_beta_fast is 0.0, expected a number above 0",
@@ -173,9 +170,46 @@ def test_a_sliding_pattern_that_is_too_short(tmp_path: Path):
     assert "sliding_window_pattern has 2 entries, expected 4, one a layer" in message
 
 
+@pytest.mark.parametrize(
+    ("arch", "key", "value", "message"),
+    [
+        ("granite", "attention.scale", -1.0, "scale is -1.0, expected a number >= 0"),
+        ("cohere2", "logit_scale", None, "no key cohere2.logit_scale"),
+        ("cohere2", "attention.sliding_window", None, "no key cohere2.attention.sliding_window"),
+        ("gpt-oss", "attention.sliding_window", None, "no key gpt-oss.attention.sliding_window"),
+        ("gpt-oss", "attention.sliding_window", 0, "is 0, expected a whole number >= 1"),
+    ],
+)
+def test_wrong_keys_of_an_architecture(
+    arch: str, key: str, value: Any, message: str, tmp_path: Path
+):
+    assert message in refusal(tmp_path, tiny_model(arch, keys={key: value}))
+
+
+@pytest.mark.parametrize(
+    ("arch", "key", "value"),
+    [
+        ("llama", "attention.scale", 0.03),
+        ("granitemoe", "rope.scaling.finetuned", False),
+        ("exaone4", "attention.sliding_window", 8),  # of the 32B alone
+        ("phi3", "attention.sliding_window", 8),
+    ],
+)
+def test_keys_without_effect(arch: str, key: str, value: Any, tmp_path: Path):
+    """llama.cpp's logits are the same with them and without."""
+    assert config(tmp_path, arch, keys={key: value}) == config(tmp_path, arch)
+
+
 def test_an_unknown_precision(tmp_path: Path):
     with pytest.raises(ValueError, match=r"precision is 'half', expected one of highest, default"):
         load_model(save(tmp_path, tiny_model("llama")), precision="half")
+
+
+def test_a_cache_that_does_not_take_the_heads_is_refused_before_a_weight_is_read(tmp_path: Path):
+    file, sizes = save(tmp_path, tiny_model("llama")), []
+    with pytest.raises(ModelError, match=r"tiny.gguf: a q8_0 cache takes .* have 16; choose"):
+        load_model(file, cache_type="q8_0", on_bytes=sizes.append)
+    assert sizes == []
 
 
 # What is read.
@@ -194,6 +228,12 @@ def test_configuration_of_gemma3(tmp_path: Path):
     assert (cfg.embedding_scale, cfg.attention_scale) == (8.0, pytest.approx(24**-0.5))
     assert (cfg.activation, cfg.rounding, cfg.cache_dtype) == ("gelu", EXACT, "float32")
     assert hash(cfg) == hash(dataclasses.replace(cfg))
+
+
+def test_an_rms_norm_has_no_bias(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    bias = dense(np.ones(64, np.float32))
+    load(tmp_path, tiny_model("llama", tensors={"blk.0.attn_norm.bias": bias}))
+    assert "1 tensors are not used by architecture llama: blk.0.attn_norm.bias" in caplog.text
 
 
 def test_one_value_for_all_layers_may_be_an_array(tmp_path: Path):
@@ -331,6 +371,18 @@ def test_extras_of_some_layers_make_groups(tmp_path: Path):
     assert [len(group.mlp.up) for group in params.groups] == [1, 2]
 
 
+def test_experts_may_be_of_another_width_in_each_layer(tmp_path: Path):
+    """Their width is that of the file, and no key's."""
+    narrow = {}
+    for seed, name in enumerate(EXPERT_MAPS):
+        values = np.random.default_rng(seed).standard_normal((6, 64, 64)) / 8  # 64 for 96
+        narrow[f"blk.1.{name}.weight"] = dense(values.astype(np.float32))
+    data = tiny_model("qwen3moe", tensors=narrow)
+    _, params = load(tmp_path, data)
+    assert params.order == ((0, 0), (1, 0), (0, 1))
+    assert np.isfinite(logits(tmp_path, data)).all()
+
+
 def test_experts_with_what_is_wrong_said(tmp_path: Path):
     wrong: dict[str, Tensor | None] = {
         "blk.0.ffn_up_exps.weight": dense(np.zeros((5, 96, 64), np.float32)),
@@ -426,59 +478,3 @@ def test_vectors_of_any_type(tmp_path: Path):
         _, params = load(tmp_path, tiny_model("llama", tensors={"output_norm.weight": tensor}))
         assert params.output_norm.weight.dtype == jnp.float32
         np.testing.assert_array_equal(np.asarray(params.output_norm.weight), values)
-
-
-# Precision.
-
-
-def test_highest_precision_is_float32():
-    assert precision.roundings("highest") == (EXACT, "float32")
-
-
-@pytest.mark.parametrize(("has_bf16", "many"), [(True, "bfloat16"), (False, "float32")])
-def test_default_precision_is_what_is_fast(
-    has_bf16: bool, many: str, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
-    flags = frozenset({"avx512_bf16"} if has_bf16 else {"avx2"})
-    monkeypatch.setattr(host, "cpu_flags", lambda: flags)
-    monkeypatch.setenv(native.VARIABLE, native.OFF)
-    assert precision.roundings("default") == (Rounding(few="int16", many=many), "float16")
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert precision.roundings("default") == (Rounding(few="int16", many="bfloat16"), "float16")
-
-
-def test_default_precision_is_what_the_kernels_have(kernels: str):
-    many = "bfloat16" if kernels == "avx512" else "float32"
-    assert precision.roundings("default") == (Rounding(few="int16", many=many), "float16")
-
-
-@pytest.mark.parametrize("weight_type", ["Q8_0", "F16"])
-def test_default_precision_is_in_the_configuration(tmp_path: Path, weight_type: str):
-    cfg, _ = load(tmp_path, tiny_model("llama", weight_type=weight_type), "default")
-    rounding, cache_dtype = precision.roundings("default")
-    if weight_type == "F16":  # bfloat16 factors would lose what the file holds
-        rounding = Rounding(few="int16", many="float32")
-    assert (cfg.precision, cfg.rounding, cfg.cache_dtype) == ("default", rounding, cache_dtype)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("processor\t: 0\nflags\t\t: fpu avx2 avx512f avx512_bf16 amx_tile\n", True),
-        ("flags\t\t: fpu amx_bf16\n", True),
-        ("Features\t: fp asimd i8mm bf16\n", True),
-        ("flags\t\t: fpu avx2 avx512f\n", False),
-        ("model name\t: avx512_bf16\n", False),
-        ("flags\t\t: xavx512_bf16\n", False),
-        ("", False),
-    ],
-)
-def test_bf16_as_the_system_tells(text: str, expected: bool, tmp_path: Path):
-    (tmp_path / "cpuinfo").write_text(text)
-    flags = host.cpu_flags(tmp_path / "cpuinfo")
-    assert bool(flags & precision.BF16_FLAGS) is expected
-
-
-def test_bf16_where_the_system_does_not_say(tmp_path: Path):
-    assert host.cpu_flags(tmp_path / "nothing") == frozenset()

@@ -152,6 +152,16 @@ def test_a_snapshot_is_a_value(engine):
     assert ends[0] == ends[1] == list(engine.continue_tokens(20))
 
 
+def test_a_snapshot_that_is_too_long(make, engine):
+    small = make(n_ctx=12)
+    run(engine, LONG[:9], 5)
+    with pytest.raises(EngineError, match="has 14 tokens, but the context holds 12"):
+        small.restore(engine.snapshot())
+    run(engine, LONG[:9], 4)
+    small.restore(engine.snapshot())
+    assert (list(small.continue_tokens(4)), len(small.tokens)) == ([], 13)
+
+
 def test_only_what_is_used_is_written(make, tmp_path):
     engine = make(n_ctx=64)
     run(engine, LONG[:5], 1)
@@ -265,6 +275,18 @@ def test_states_of_something_else(make, engine, saved, tmp_path):
     assert message == "saved with precision highest, but this is default"
     message = refused(make(n_ctx=16), path, saved)
     assert message == "it holds 21 tokens, but the context holds 16: raise n_ctx"
+
+
+def test_a_state_of_another_rotation(tmp_path):
+    """Phi 3 rotates by other factors where the context is longer than the original one."""
+    options = {"long_factors": True, "keys": {"rope.scaling.original_context_length": 16}}
+    cfg, params = tiny_models.load(tmp_path, tiny_models.tiny_model("phi3", **options))
+    short, same, long = (Engine(params, cfg, n_ctx=n, prefill_chunk=8) for n in (16, 12, 17))
+    run(short, LONG[:4], 2)
+    short.save_state(tmp_path / "state", "m")
+    same.load_state(tmp_path / "state", "m")
+    with pytest.raises(StateError, match="saved with RoPE for at most 16 positions, but this is"):
+        long.load_state(tmp_path / "state", "m")
 
 
 def forged(saved: bytes, change) -> bytes:

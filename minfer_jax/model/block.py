@@ -126,10 +126,10 @@ def mix(
 
 def can_step(p: LayerParams, cfg: ModelConfig, t: int) -> bool:
     """Whether `step` can do a block: one position, heads and norms that the kernel knows."""
-    if t > 1 or native.isa() is None or not calls.supports_heads(cfg.head_dim, cfg.head_dim_v):
+    if t > 1 or native.isa() is None or not calls.supports_heads(cfg.head_dim, cfg.value_dim):
         return False
     norms = [norm for norm in (p.q_norm, p.k_norm) if norm is not None]
-    return all(isinstance(n, RmsNorm) and n.weight.shape[-1] == cfg.head_dim for n in norms)
+    return all(isinstance(n, RmsNorm) and n.weight.shape[1:] == (cfg.head_dim,) for n in norms)
 
 
 def step(
@@ -211,7 +211,7 @@ def _split_gate(
     """q | k | v, and the gate that lies behind them where attention has one."""
     if not p.gated:
         return outputs, None
-    width = outputs.shape[-1] - cfg.n_head * cfg.head_dim_v
+    width = outputs.shape[-1] - cfg.n_head * cfg.value_dim
     return outputs[..., :width], outputs[..., width:]
 
 
@@ -219,7 +219,7 @@ def _split_heads(qkv: Float[Array, "B T qkv"], cfg: ModelConfig) -> tuple[Array,
     """q [B, T, N, H], k [B, T, K, H] and v [B, T, K, Hv] out of their concatenation."""
     queries, keys = cfg.n_head * cfg.head_dim, cfg.n_head_kv * cfg.head_dim
     q, k, v = jnp.split(qkv, (queries, queries + keys), axis=-1)
-    widths = (cfg.head_dim, cfg.head_dim, cfg.head_dim_v)
+    widths = (cfg.head_dim, cfg.head_dim, cfg.value_dim)
     q, k, v = (x.reshape(*x.shape[:2], -1, h) for x, h in zip((q, k, v), widths, strict=True))
     return q, k, v
 

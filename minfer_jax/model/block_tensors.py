@@ -21,9 +21,9 @@ def check(t: Tensors, prefix: str, cfg: ModelConfig, arch: Arch) -> None:
     widths = (
         cfg.n_head * cfg.head_dim,
         cfg.n_head_kv * cfg.head_dim,
-        cfg.n_head_kv * cfg.head_dim_v,
+        cfg.n_head_kv * cfg.value_dim,
     )
-    out = cfg.n_head * cfg.head_dim_v
+    out = cfg.n_head * cfg.value_dim
     if t.has(f"{prefix}attn_qkv.weight"):
         maps.check(t, f"{prefix}attn_qkv", sum(widths), cfg.n_embd)
         for name, width in zip(QKV, widths, strict=True):
@@ -39,7 +39,7 @@ def check(t: Tensors, prefix: str, cfg: ModelConfig, arch: Arch) -> None:
     maps.check(t, f"{prefix}attn_output", cfg.n_embd, out)
     for name in (arch.attn_norm, arch.ffn_norm, arch.post_attn_norm, arch.post_ffn_norm):
         if name is not None:
-            _check_norm(t, f"{prefix}{name}", (cfg.n_embd,), name in arch.optional)
+            check_norm(t, f"{prefix}{name}", (cfg.n_embd,), arch, optional=name in arch.optional)
     if arch.qk_norm:
         for name, n in (("attn_q_norm", cfg.n_head), ("attn_k_norm", cfg.n_head_kv)):
             shapes = {
@@ -47,26 +47,29 @@ def check(t: Tensors, prefix: str, cfg: ModelConfig, arch: Arch) -> None:
                 "heads": (n, cfg.head_dim),
                 "width": (n * cfg.head_dim,),
             }
-            _check_norm(t, f"{prefix}{name}", shapes[arch.qk_norm], name in arch.optional)
+            shape = shapes[arch.qk_norm]
+            check_norm(t, f"{prefix}{name}", shape, arch, optional=name in arch.optional)
     if t.has(f"{prefix}ffn_gate_inp.weight"):
         _check_experts(t, prefix, cfg)
     else:
-        _check_mlp(t, prefix, "", cfg.n_ff, cfg, arch)
+        _check_mlp(t, prefix, "", cfg.n_ff, cfg, gated=arch.gated)
 
 
-def _check_norm(t: Tensors, name: str, shape: tuple[int, ...], optional: bool) -> None:
+def check_norm(
+    t: Tensors, name: str, shape: tuple[int, ...], arch: Arch, *, optional: bool = False
+) -> None:
+    """Note what is wrong with a norm; `optional` if it may be missing."""
     if optional and not t.has(f"{name}.weight"):
         return
     t.check(f"{name}.weight", shape)
-    if t.has(f"{name}.bias"):
+    if arch.layer_norm and t.has(f"{name}.bias"):
         t.check(f"{name}.bias", shape)
 
 
 def _check_mlp(
-    t: Tensors, prefix: str, end: str, n_ff: int, cfg: ModelConfig, arch: Arch | None = None
+    t: Tensors, prefix: str, end: str, n_ff: int, cfg: ModelConfig, *, gated: bool
 ) -> None:
     gate, up, down = (f"{prefix}ffn_{name}{end}" for name in ("gate", "up", "down"))
-    gated = arch is None or arch.gated
     fused = gated and _is_fused(t, gate, up, n_ff)
     if gated and not fused:
         maps.check(t, gate, n_ff, cfg.n_embd)
@@ -98,7 +101,7 @@ def _check_experts(t: Tensors, prefix: str, cfg: ModelConfig) -> None:
     maps.check_experts(t, f"{prefix}ffn_down_exps", n_expert, cfg.n_embd, n_ff)
     shared = t.file.tensors.get(f"{prefix}ffn_down_shexp.weight")
     if shared is not None:
-        _check_mlp(t, prefix, "_shexp", shared.shape[-1], cfg)
+        _check_mlp(t, prefix, "_shexp", shared.shape[-1], cfg, gated=True)
     if t.has(f"{prefix}ffn_gate_inp_shexp.weight"):
         t.check(f"{prefix}ffn_gate_inp_shexp.weight", (cfg.n_embd,))
 
@@ -120,14 +123,10 @@ def load(t: Tensors, layers: list[int], cfg: ModelConfig, arch: Arch) -> LayerPa
         if name is None or not t.has(f"{first}{name}.weight"):
             return None
         eps = cfg.norm_eps if eps is None else eps
-        weight = stacked(f"{name}.weight")
+        weight = _stacked(t, prefixes, f"{name}.weight")
         if not arch.layer_norm:
             return RmsNorm(weight=weight, eps=eps)
-        bias = stacked(f"{name}.bias") if t.has(f"{first}{name}.bias") else None
-        return LayerNorm(weight=weight, bias=bias, eps=eps)
-
-    def stacked(name: str) -> Array:
-        return jnp.asarray(np.stack([t.vector(prefix + name) for prefix in prefixes]))
+        return LayerNorm(weight=weight, bias=_stacked_if(t, prefixes, f"{name}.bias"), eps=eps)
 
     def linears(*parts: str, scale_bias: bool = False) -> tuple[Linear, ...]:
         names = [[prefix + part for part in parts] for prefix in prefixes]
@@ -145,7 +144,7 @@ def load(t: Tensors, layers: list[int], cfg: ModelConfig, arch: Arch) -> LayerPa
         gated=gated,
         q_norm=norm("attn_q_norm") if arch.qk_norm else None,
         k_norm=norm("attn_k_norm") if arch.qk_norm else None,
-        sinks=stacked("attn_sinks.weight") if t.has(f"{first}attn_sinks.weight") else None,
+        sinks=_stacked_if(t, prefixes, "attn_sinks.weight"),
         attn_output=linears("attn_output")[0],
         post_attn_norm=norm(arch.post_attn_norm, arch.post_norm_eps),
         ffn_norm=norm(arch.ffn_norm),
@@ -154,6 +153,16 @@ def load(t: Tensors, layers: list[int], cfg: ModelConfig, arch: Arch) -> LayerPa
         else _mlp(t, prefixes),
         post_ffn_norm=norm(arch.post_ffn_norm, arch.post_norm_eps),
     )
+
+
+def _stacked(t: Tensors, prefixes: list[str], name: str) -> Array:
+    """A vector of each layer."""
+    return jnp.asarray(np.stack([t.vector(prefix + name) for prefix in prefixes]))
+
+
+def _stacked_if(t: Tensors, prefixes: list[str], name: str) -> Array | None:
+    """The same where the layers have it."""
+    return _stacked(t, prefixes, name) if t.has(prefixes[0] + name) else None
 
 
 def _fused_qkv(t: Tensors, prefixes: list[str]) -> Linear:
@@ -185,18 +194,11 @@ def _mlp(t: Tensors, prefixes: list[str], end: str = "") -> Mlp:
 def _experts(t: Tensors, prefixes: list[str], cfg: ModelConfig) -> Experts:
     assert cfg.router is not None
     n_expert, first = cfg.router.n_expert, prefixes[0]
-
-    def stacked(name: str) -> Array:
-        return jnp.asarray(np.stack([t.vector(prefix + name) for prefix in prefixes]))
-
-    def stacked_if(name: str) -> Array | None:
-        return stacked(name) if t.has(first + name) else None
-
     return Experts(
         router=maps.load(t, [[f"{p}ffn_gate_inp"] for p in prefixes])[0],
-        choice_bias=stacked_if("exp_probs_b.bias"),
+        choice_bias=_stacked_if(t, prefixes, "exp_probs_b.bias"),
         up=maps.load_experts(t, [_expert_up(t, p) for p in prefixes], n_expert),
         down=maps.load_experts(t, [[f"{p}ffn_down_exps"] for p in prefixes], n_expert)[0],
         shared=_mlp(t, prefixes, "_shexp") if t.has(f"{first}ffn_down_shexp.weight") else None,
-        shared_gate=stacked_if("ffn_gate_inp_shexp.weight"),
+        shared_gate=_stacked_if(t, prefixes, "ffn_gate_inp_shexp.weight"),
     )

@@ -52,7 +52,7 @@ class ModelConfig:
         n_layer, n_embd, n_ff, n_vocab: layers L, model width D, feed-forward width F, vocabulary V.
         n_head, n_head_kv: query heads N and kv heads K.
         head_dim: H, of queries and keys.
-        value_dim: Hv, of values; 0 where it is H.
+        value_dim: Hv, of values.
         n_ctx_train: the longest context the model was made for, tokens.
         layers: one LayerSpec a layer.
         window: positions that a sliding layer sees, itself included; 0 where no layer slides.
@@ -85,7 +85,7 @@ class ModelConfig:
     n_head: int
     n_head_kv: int
     head_dim: int
-    value_dim: int = 0
+    value_dim: int
     n_ctx_train: int
     layers: tuple[LayerSpec, ...]
     window: int = 0
@@ -112,8 +112,3 @@ class ModelConfig:
         if spec.rope == 0 and self.long_rope is not None and n_ctx > self.long_rope[0]:
             return self.long_rope[1]
         return spec.rope
-
-    @property
-    def head_dim_v(self) -> int:
-        """Hv, whatever `value_dim` says it by."""
-        return self.value_dim or self.head_dim

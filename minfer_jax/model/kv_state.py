@@ -56,7 +56,9 @@ def init(cfg: ModelConfig, n_ctx: int, *, batch: int = 1, chunk: int = 512) -> K
         ModelError: the cache's type does not take heads of this model's size.
     """
     row_bytes(cfg)
-    layers, slots = _layers(cfg), _slots(cfg, n_ctx, chunk)
+    n_sliding = sum(spec.sliding for spec in cfg.layers)
+    layers = (cfg.n_layer - n_sliding, n_sliding)
+    slots = (n_ctx, min(n_ctx, cfg.window + chunk))
 
     def empty(which: int, width: int) -> Cache:
         shape = (layers[which], batch, cfg.n_head_kv, slots[which], width)
@@ -65,7 +67,7 @@ def init(cfg: ModelConfig, n_ctx: int, *, batch: int = 1, chunk: int = 512) -> K
     held = [jnp.full((batch, s), -1, jnp.int32) for s in slots]
     return KVState(
         k=(empty(FULL, cfg.head_dim), empty(SLIDING, cfg.head_dim)),
-        v=(empty(FULL, cfg.head_dim_v), empty(SLIDING, cfg.head_dim_v)),
+        v=(empty(FULL, cfg.value_dim), empty(SLIDING, cfg.value_dim)),
         positions=(held[FULL], held[SLIDING]),
     )
 
@@ -74,31 +76,10 @@ def row_bytes(cfg: ModelConfig) -> int:
     """Bytes of one position's keys and values in one layer. Errors as of `init`."""
     try:
         return cfg.n_head_kv * sum(
-            rows.row_bytes(width, cfg.cache_dtype) for width in (cfg.head_dim, cfg.head_dim_v)
+            rows.row_bytes(width, cfg.cache_dtype) for width in (cfg.head_dim, cfg.value_dim)
         )
     except ValueError as e:
         raise ModelError(str(e)) from None
-
-
-def nbytes_by_kind(
-    cfg: ModelConfig, n_ctx: int, *, batch: int = 1, chunk: int = 512
-) -> tuple[int, int]:
-    """Bytes of all keys and values, of the FULL and of the SLIDING layers.
-
-    That is layers * sequences * slots * `row_bytes`. Arguments and errors as of `init`.
-    """
-    layers, slots = _layers(cfg), _slots(cfg, n_ctx, chunk)
-    each = batch * row_bytes(cfg)
-    return layers[FULL] * slots[FULL] * each, layers[SLIDING] * slots[SLIDING] * each
-
-
-def _layers(cfg: ModelConfig) -> tuple[int, int]:
-    n_sliding = sum(spec.sliding for spec in cfg.layers)
-    return cfg.n_layer - n_sliding, n_sliding
-
-
-def _slots(cfg: ModelConfig, n_ctx: int, chunk: int) -> tuple[int, int]:
-    return n_ctx, min(n_ctx, cfg.window + chunk)
 
 
 def kind(spec: LayerSpec) -> int:

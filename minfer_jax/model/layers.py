@@ -5,7 +5,7 @@ from jaxtyping import Array, Float
 
 from minfer_jax.model.params import Linear
 from minfer_jax.quant.matmul import Rounding, qmatmul
-from minfer_jax.quant.prologue import Norm, Prologue, applied
+from minfer_jax.quant.prologue import Norm, Prologue, applied, trailing
 
 
 def linear(
@@ -23,18 +23,13 @@ def linear(
         return qmatmul(x, p.weight, rounding, prologue=prologue, post=post, plus=plus)
     y = qmatmul(x, p.weight, rounding, prologue=prologue)
     if p.scale is not None:
-        y = y * _last_axis(p.scale, y.ndim)
+        y = y * trailing(p.scale, y.ndim)
     if p.bias is not None:
-        y = y + _last_axis(p.bias, y.ndim)
+        y = y + trailing(p.bias, y.ndim)
     y = applied(y, post)
     if times != 1.0:
         y = y * jnp.float32(times)
     return y if plus is None else y + plus
-
-
-def _last_axis(vector: Float[Array, " D"], ndim: int) -> Array:
-    """[D] -> [1, ..., D]: what broadcasts is said, not implied."""
-    return jnp.expand_dims(vector, tuple(range(ndim - 1)))
 
 
 def side_by_side(

@@ -14,7 +14,7 @@ from jaxtyping import Array
 
 from minfer_jax import memory
 from minfer_jax.gguf import GGUFFile
-from minfer_jax.model import block_tensors, maps, registry, rope
+from minfer_jax.model import block_tensors, kv_state, maps, registry, rope
 from minfer_jax.model import precision as precisions
 from minfer_jax.model.archs.base import Arch, original_context, read_config
 from minfer_jax.model.config import ModelConfig, ModelError
@@ -38,6 +38,7 @@ def load_model(
     file: GGUFFile,
     *,
     precision: str = "default",
+    cache_type: str | None = None,
     on_bytes: Callable[[int], None] = lambda n: None,
 ) -> tuple[ModelConfig, Params]:
     """Read configuration and weights.
@@ -45,14 +46,17 @@ def load_model(
     Args:
         file: an open GGUF file.
         precision: "highest" or "default".
+        cache_type: what keys and values are rounded to, a key of CACHE_TYPES in `precision.py`, or
+            None for what the precision implies.
         on_bytes: called with the size of each weight once it is read, for a progress bar.
 
     Raises:
         ModelError: the architecture is not supported, or keys or tensors are missing, mis-shaped or
-            of a type that cannot be read. The message begins with the file's path.
-        ValueError: there is no such precision.
+            of a type that cannot be read, or heads of a size that the cache type does not take. The
+            message begins with the file's path.
+        ValueError: there is no such precision or cache type.
     """
-    cfg = read_model_config(file, precision)
+    cfg = read_model_config(file, precision, cache_type)
     try:
         params = _load_params(Tensors(file, on_bytes), cfg, registry.find(cfg.arch))
     except ModelError as e:
@@ -61,16 +65,25 @@ def load_model(
     return cfg, params
 
 
-def read_model_config(file: GGUFFile, precision: str = "default") -> ModelConfig:
-    """The configuration alone, without reading a weight. Errors as for `load_model`."""
-    rounding, cache_dtype = precisions.roundings(precision, plain=_has_plain_layers(file))
+def read_model_config(
+    file: GGUFFile, precision: str = "default", cache_type: str | None = None
+) -> ModelConfig:
+    """The configuration alone, without reading a weight. Arguments, errors as for `load_model`."""
+    rounding = precisions.rounding(precision, plain=_has_plain_layers(file))
+    cache_dtype = precisions.cache_dtype(cache_type, precision)
     try:
         arch = registry.find(file.architecture)
         keys = Keys(file.metadata, arch.name)
-        cfg = _with_long_rope(file, keys, read_config(arch, keys, _n_vocab(file)))
+        cfg = dataclasses.replace(
+            _with_long_rope(file, keys, read_config(arch, keys, _n_vocab(file))),
+            precision=precision,
+            rounding=rounding,
+            cache_dtype=cache_dtype,
+        )
+        kv_state.row_bytes(cfg)  # refuses a cache that does not take these heads
     except ModelError as e:
         raise ModelError(f"{file.path}: {e}") from None
-    return dataclasses.replace(cfg, precision=precision, rounding=rounding, cache_dtype=cache_dtype)
+    return cfg
 
 
 def _has_plain_layers(file: GGUFFile) -> bool:
@@ -94,9 +107,7 @@ def _load_params(t: Tensors, cfg: ModelConfig, arch: Arch) -> Params:
     # First everything is checked, so that a broken file is refused at once and with all that is
     # wrong.
     t.check("token_embd.weight", (cfg.n_vocab, cfg.n_embd))
-    t.check("output_norm.weight", (cfg.n_embd,))
-    if arch.layer_norm and t.has("output_norm.bias"):
-        t.check("output_norm.bias", (cfg.n_embd,))
+    block_tensors.check_norm(t, "output_norm", (cfg.n_embd,), arch)
     if tied:
         maps.check_extras(t, "output", cfg.n_vocab)
     else:
@@ -164,7 +175,7 @@ def _groups(t: Tensors, cfg: ModelConfig) -> list[list[int]]:
     for i, spec in enumerate(cfg.layers):
         prefix = f"blk.{i}."
         tensors = {
-            (name.removeprefix(prefix), info.ggml_type)
+            (name.removeprefix(prefix), info.ggml_type, info.shape)
             for name, info in t.by_layer.get(prefix, ())
             if name in t.used
         }

@@ -108,9 +108,9 @@ class LayerParams:
 class Params:
     """All weights.
 
-    Layers that are alike (formats, optional tensors, LayerSpec) are stacked, in the order of the
-    model, so that one compiled body serves them all. A GGUF file mixes formats, so there may be
-    several such groups:
+    Layers that are alike (formats, shapes, optional tensors, LayerSpec) are stacked, in the order
+    of the model, so that one compiled body serves them all. A GGUF file mixes formats, so there may
+    be several such groups:
 
         Q4_K_M, 6 layers        0   1   2   3   4   5
         ffn_down                Q6  Q4  Q4  Q6  Q4  Q4

@@ -20,21 +20,21 @@ def cache_dtype(cache_type: str | None, precision: str) -> str:
     """The dtype of the KV cache: of a name that a user gives, or what the precision implies.
 
     Raises:
-        ValueError: there is no such cache type, or no such precision.
+        ValueError: there is no such cache type.
     """
     if cache_type is None:
-        return roundings(precision)[1]
+        return "float32" if precision == "highest" else "float16"
     if cache_type not in CACHE_TYPES:
         raise ValueError(f"cache_type is {cache_type!r}, expected one of {', '.join(CACHE_TYPES)}")
     return CACHE_TYPES[cache_type]
 
 
-def roundings(precision: str, *, plain: bool = False) -> tuple[Rounding, str]:
-    """(rounding of products, dtype of the KV cache) for a precision.
+def rounding(precision: str, *, plain: bool = False) -> Rounding:
+    """The rounding of products for a precision.
 
     "highest" is float32 throughout. "default" is what is fast here: 16-bit activations for a few
-    rows, bfloat16 factors for many where the processor has instructions for them (float32 is faster
-    where they would be emulated), and a float16 cache.
+    rows, and bfloat16 factors for many where the processor has instructions for them (float32 is
+    faster where they would be emulated).
 
     Args:
         precision: one of PRECISIONS.
@@ -46,7 +46,7 @@ def roundings(precision: str, *, plain: bool = False) -> tuple[Rounding, str]:
         ValueError: there is no such precision.
     """
     if precision == "highest":
-        return EXACT, "float32"
+        return EXACT
     if precision == "default":
         if plain:
             fast = False
@@ -56,5 +56,5 @@ def roundings(precision: str, *, plain: bool = False) -> tuple[Rounding, str]:
             fast = native.bfloat16()
         else:
             fast = bool(BF16_FLAGS & host.cpu_flags())
-        return Rounding(few="int16", many="bfloat16" if fast else "float32"), "float16"
+        return Rounding(few="int16", many="bfloat16" if fast else "float32")
     raise ValueError(f"precision is {precision!r}, expected one of {', '.join(PRECISIONS)}")

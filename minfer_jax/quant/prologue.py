@@ -95,7 +95,7 @@ Prologue = RmsNorm | LayerNorm | Gate | Activation
 def rms_norm(x: Float[Array, "... D"], weight: Float[Array, " D"], eps: float) -> Array:
     """See RmsNorm; in float32."""
     scale = jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + jnp.float32(eps))
-    return x * scale * _trailing(weight, x.ndim)
+    return x * scale * trailing(weight, x.ndim)
 
 
 def layer_norm(
@@ -104,7 +104,7 @@ def layer_norm(
     """See LayerNorm; in float32."""
     x = x - jnp.mean(x, axis=-1, keepdims=True)
     y = rms_norm(x, weight, eps)
-    return y if bias is None else y + _trailing(bias, x.ndim)
+    return y if bias is None else y + trailing(bias, x.ndim)
 
 
 def applied(x: Float[Array, "... width"], prologue: Prologue | None) -> Float[Array, "... K"]:
@@ -127,6 +127,6 @@ def _own(stack: Array, layer: Array | None) -> Array:
     return jax.lax.dynamic_index_in_dim(stack, layer, axis=0, keepdims=False)
 
 
-def _trailing(weight: Array, ndim: int) -> Array:
-    """Leading axes of 1: what broadcasts is said, not implied."""
+def trailing(weight: Array, ndim: int) -> Array:
+    """The weight with leading axes of 1, ndim in all: what broadcasts is said, not implied."""
     return jnp.expand_dims(weight, tuple(range(ndim - weight.ndim)))

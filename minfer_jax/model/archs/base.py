@@ -8,6 +8,8 @@ from minfer_jax.model.config import LayerSpec, ModelConfig, ModelError, Router
 from minfer_jax.model.keys import Keys
 from minfer_jax.model.rope import RopeSpec, Yarn
 
+_MOST = 2**31 - 1  # positions are int32
+
 
 @dataclass(frozen=True, kw_only=True)
 class Arch:
@@ -69,9 +71,8 @@ def read_config(arch: Arch, keys: Keys, n_vocab: int) -> ModelConfig:
             f"head_count_kv {n_head_kv}"
         )
     head_dim = keys.integer("attention.key_length", n_embd // n_head, minimum=1)
-    value_dim = keys.integer("attention.value_length", n_embd // n_head, minimum=1)
     n_layer = _n_layer(keys)
-    n_ctx_train = keys.integer("context_length", minimum=1)
+    n_ctx_train = min(keys.integer("context_length", minimum=1), _MOST)
     cfg = ModelConfig(
         arch=arch.name,
         n_layer=n_layer,
@@ -81,7 +82,7 @@ def read_config(arch: Arch, keys: Keys, n_vocab: int) -> ModelConfig:
         n_head=n_head,
         n_head_kv=n_head_kv,
         head_dim=head_dim,
-        value_dim=0 if value_dim == head_dim else value_dim,
+        value_dim=keys.integer("attention.value_length", n_embd // n_head, minimum=1),
         n_ctx_train=n_ctx_train,
         layers=(LayerSpec(),) * n_layer,
         norm_eps=keys.number(
@@ -94,8 +95,7 @@ def read_config(arch: Arch, keys: Keys, n_vocab: int) -> ModelConfig:
         rope_interleaved=arch.rope_interleaved,
         activation=arch.activation,
         router=_router(arch, keys),
-        attention_scale=keys.number("attention.scale", 0.0, minimum=0.0)
-        or 1.0 / math.sqrt(head_dim),
+        attention_scale=1.0 / math.sqrt(head_dim),
     )
     return arch.adapt(cfg, keys)
 
@@ -173,4 +173,4 @@ def _rope(keys: Keys, head_dim: int, n_ctx_train: int) -> RopeSpec:
 
 def original_context(keys: Keys, n_ctx_train: int) -> int:
     """The context that the model had before it was stretched; 0 in the file means n_ctx_train."""
-    return min(keys.integer("rope.scaling.original_context_length", 0), 2**31 - 1) or n_ctx_train
+    return min(keys.integer("rope.scaling.original_context_length", 0), _MOST) or n_ctx_train

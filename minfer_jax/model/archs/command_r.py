@@ -1,7 +1,16 @@
 """command-r: attention and MLP side by side, layer norms without a bias, scaled logits."""
 
+import dataclasses
+
 from minfer_jax.model.archs.base import Arch
-from minfer_jax.model.archs.common import with_scaled_logits
+from minfer_jax.model.config import ModelConfig
+from minfer_jax.model.keys import Keys
+
+
+def adapt(cfg: ModelConfig, keys: Keys) -> ModelConfig:
+    """The logits' scale."""
+    return dataclasses.replace(cfg, logit_scale=keys.number("logit_scale", 0.0) or 1.0)
+
 
 ARCH = Arch(
     name="command-r",
@@ -10,5 +19,5 @@ ARCH = Arch(
     ffn_norm=None,
     qk_norm="heads",
     optional=frozenset({"attn_q_norm", "attn_k_norm"}),
-    adapt=with_scaled_logits,
+    adapt=adapt,
 )

@@ -8,25 +8,14 @@ from minfer_jax.model.rope import RopeSpec
 
 
 def with_multipliers(cfg: ModelConfig, keys: Keys) -> ModelConfig:
-    """Granite's multipliers, beside that of attention, which is common to all.
-
-    No RoPE where the file says so.
-    """
-    cfg = dataclasses.replace(
+    """Granite's four multipliers; 0 stands for the usual one."""
+    return dataclasses.replace(
         cfg,
+        attention_scale=keys.number("attention.scale", 0.0, minimum=0.0) or cfg.attention_scale,
         embedding_scale=keys.number("embedding_scale", 0.0) or 1.0,
         residual_scale=keys.number("residual_scale", 0.0) or 1.0,
         logit_scale=1.0 / keys.number("logit_scale", minimum=0.0, above=True),
     )
-    if keys.boolean("rope.scaling.finetuned", True):
-        return cfg
-    layers = tuple(dataclasses.replace(spec, rope=None) for spec in cfg.layers)
-    return dataclasses.replace(cfg, layers=layers)
-
-
-def with_scaled_logits(cfg: ModelConfig, keys: Keys) -> ModelConfig:
-    """Command-R's factor on the logits."""
-    return dataclasses.replace(cfg, logit_scale=keys.number("logit_scale", 0.0) or 1.0)
 
 
 def without_rope_every(cfg: ModelConfig, step: int) -> ModelConfig:
@@ -43,7 +32,7 @@ def with_window(
     keys: Keys,
     *,
     period: int,
-    window: int = 0,
+    window: int | None = None,
     local: RopeSpec | None,
     full: int | None = 0,
 ) -> ModelConfig:
@@ -53,18 +42,19 @@ def with_window(
         cfg: the model, all of whose layers are alike.
         keys: the file's: the window, and which layers slide (see `sliding_layers`).
         period: of layers that slide, where the file does not say.
-        window: positions, where the file does not say; 0 for no window at all.
+        window: positions, where the file does not say; 0 for no window at all, None if it must.
         local: the rotation of sliding layers, or None for that of all.
         full: the rotation of the other layers, or None for none.
     """
-    window = min(keys.integer("attention.sliding_window", window), cfg.n_ctx_train)
-    if not window:
+    name = "attention.sliding_window"
+    found = keys.integer(name, minimum=1) if window is None else keys.integer(name, window)
+    if not found:
         return cfg
     ropes = cfg.ropes if local is None else (*cfg.ropes, local)
     slides = LayerSpec(sliding=True, rope=len(ropes) - 1)
     return dataclasses.replace(
         cfg,
-        window=window,
+        window=min(found, cfg.n_ctx_train),
         ropes=ropes,
         layers=tuple(
             slides if sliding else LayerSpec(rope=full)

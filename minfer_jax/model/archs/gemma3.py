@@ -25,6 +25,7 @@ def adapt(cfg: ModelConfig, keys: Keys) -> ModelConfig:
         cfg,
         keys,
         period=6,
+        window=0,
         local=RopeSpec(
             base=keys.number("rope.freq_base_swa", 10000.0, minimum=0.0, above=True),
             dims=cfg.ropes[0].dims,

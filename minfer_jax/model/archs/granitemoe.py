@@ -1,4 +1,4 @@
-"""granitemoe: granite with experts."""
+"""granitemoe: granite with experts; always rotated (llama.cpp reads no switch here)."""
 
 from minfer_jax.model.archs.base import Arch
 from minfer_jax.model.archs.common import with_multipliers

@@ -1,7 +1,6 @@
 """muse-glimmer: sliding layers rotate, the others do not; a gate on attention; two epsilons."""
 
 import dataclasses
-import math
 
 from minfer_jax.model.archs.base import Arch
 from minfer_jax.model.archs.common import local_rope, with_window
@@ -17,11 +16,9 @@ def adapt(cfg: ModelConfig, keys: Keys) -> ModelConfig:
     cfg = dataclasses.replace(
         cfg,
         embedding_norm=True,
-        attention_scale=1.0 / math.sqrt(cfg.head_dim),
         logit_scale=keys.number("logit_scale"),
         final_softcap=keys.number("final_logit_softcapping", 30.0, minimum=0.0),
     )
-    keys.integer("attention.sliding_window", minimum=1)  # must be there
     return with_window(cfg, keys, period=4, local=local_rope(cfg, keys), full=None)
 
 

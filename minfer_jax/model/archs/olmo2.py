@@ -11,7 +11,7 @@ from minfer_jax.model.keys import Keys
 def adapt(cfg: ModelConfig, keys: Keys) -> ModelConfig:
     """OLMo 3: three of four layers slide, and rotate without YaRN."""
     local = dataclasses.replace(cfg.ropes[0], freq_scale=1.0, yarn=None, magnitude=1.0)
-    return with_window(cfg, keys, period=4, local=local)
+    return with_window(cfg, keys, period=4, window=0, local=local)
 
 
 ARCH = Arch(
