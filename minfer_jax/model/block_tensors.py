@@ -32,9 +32,9 @@ def check(t: Tensors, prefix: str, cfg: ModelConfig, arch: Arch) -> None:
     else:
         for name, width in zip(QKV, widths, strict=True):
             maps.check(t, f"{prefix}{name}", width, cfg.n_embd)
-    if t.has(f"{prefix}attn_gate.weight"):
+    if arch.attn_gate:
         maps.check(t, f"{prefix}attn_gate", out, cfg.n_embd)
-    if t.has(f"{prefix}attn_sinks.weight"):
+    if arch.attn_sinks:
         t.check(f"{prefix}attn_sinks.weight", (cfg.n_head,))
     maps.check(t, f"{prefix}attn_output", cfg.n_embd, out)
     for name in (arch.attn_norm, arch.ffn_norm, arch.post_attn_norm, arch.post_ffn_norm):
@@ -132,8 +132,7 @@ def load(t: Tensors, layers: list[int], cfg: ModelConfig, arch: Arch) -> LayerPa
         names = [[prefix + part for part in parts] for prefix in prefixes]
         return maps.load(t, names, scale_bias=scale_bias)
 
-    gated = t.has(f"{first}attn_gate.weight")
-    gate = ("attn_gate",) if gated else ()
+    gate = ("attn_gate",) if arch.attn_gate else ()
     if t.has(f"{first}attn_qkv.weight"):
         qkv = (_fused_qkv(t, prefixes), *(linears(*gate) if gate else ()))
     else:
@@ -141,10 +140,10 @@ def load(t: Tensors, layers: list[int], cfg: ModelConfig, arch: Arch) -> LayerPa
     return LayerParams(
         attn_norm=norm(arch.attn_norm),
         qkv=qkv,
-        gated=gated,
+        gated=arch.attn_gate,
         q_norm=norm("attn_q_norm") if arch.qk_norm else None,
         k_norm=norm("attn_k_norm") if arch.qk_norm else None,
-        sinks=_stacked_if(t, prefixes, "attn_sinks.weight"),
+        sinks=_stacked(t, prefixes, "attn_sinks.weight") if arch.attn_sinks else None,
         attn_output=linears("attn_output")[0],
         post_attn_norm=norm(arch.post_attn_norm, arch.post_norm_eps),
         ffn_norm=norm(arch.ffn_norm),

@@ -115,6 +115,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-scale-linear": ("llama", {"keys": {"rope.scale_linear": 4.0}}),
     "llama-no-scaling": ("llama", {"keys": LINEAR | {"rope.scaling.type": "none"}}),
     "llama-yarn": ("llama", {"keys": YARN}),
+    "llama-yarn-betas-without-effect": ("llama", {"keys": YARN | BETAS}),
     "llama-yarn-factors": ("llama", {"keys": YARN, "rope_factors": True}),
     "llama-linear-attn-factor": (
         "llama",

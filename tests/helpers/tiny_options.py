@@ -50,7 +50,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "glm4": {"fused_up": True, "biases": QKV, "keys": {"rope.dimension_count": 8}},
     "gpt-oss": EXPERTS
     | {
-        "sinks": True,
         "head_dim": 24,
         "biases": (*QKV, "attn_output", *EXPERT_MAPS, "ffn_gate_inp"),
         "keys": WINDOW,
@@ -81,7 +80,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "keys": {"attention.temperature_scale": 0.5, "rope.scaling.original_context_length": 8}
     },
     "muse-glimmer": {
-        "attn_gate": True,
         "n_layer": 5,
         "n_head_kv": 1,
         "keys": WINDOW | {"logit_scale": 0.2, "final_logit_softcapping": 20.0},
@@ -122,7 +120,7 @@ class Options:
         biases, scales: names of MAPS or EXPERT_MAPS, "ffn_gate_inp" or "output", that have one.
         fused_up: one tensor for the MLP's gate and up.
         no_norms: optional norms of the architecture that are left out.
-        attn_gate, sinks, shared_gate, choice_bias: there are such tensors.
+        shared_gate, choice_bias: there are such tensors.
         n_expert, n_expert_used, n_ff_shared: of a mixture of experts.
         dense_layers: how many layers at the front have none.
         rope_factors: there is a `rope_freqs.weight`.
@@ -150,8 +148,6 @@ class Options:
     scales: tuple[str, ...] = ()
     fused_up: bool = False
     no_norms: tuple[str, ...] = ()
-    attn_gate: bool = False
-    sinks: bool = False
     shared_gate: bool = False
     choice_bias: bool = False
     n_expert: int = 0

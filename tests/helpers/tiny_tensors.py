@@ -44,12 +44,12 @@ def tensors(o: Options) -> dict[str, Tensor]:
         maps = {
             **dict(zip(QKV, [(q, o.width), (kv, o.width), (kv, o.width)], strict=True)),
             "attn_output": (o.width, q),
-            **({"attn_gate": (q, o.width)} if o.attn_gate else {}),
+            **({"attn_gate": (q, o.width)} if arch.attn_gate else {}),
             **(_experts(o) if sparse else _mlp(o, "", o.n_ff, gated=arch.gated)),
         }
         for name, shape in maps.items():
             _add_map(out, o, prefix + name, shape, own=name)
-        if o.sinks:
+        if arch.attn_sinks:
             name = f"{prefix}attn_sinks.weight"
             out[name] = dense(_vector(o, name, o.n_head, 1.0))
         if sparse and o.choice_bias:

@@ -33,6 +33,10 @@ class Arch:
         qk_norm: norm of queries and keys before RoPE: "head" (one weight for all heads), "heads" (a
             weight for each), "width" (over all heads at once), or "" for none.
         optional: norms that a file may leave out.
+        attn_gate: a gate on what attention gives.
+        attn_sinks: see LayerParams.sinks.
+        yarn_keys: the file's own constants of YaRN count. llama.cpp reads them for few architectures
+            and takes the usual ones for the rest, whatever the file says.
         activation: of the MLP: ModelConfig.activation.
         gated: whether the MLP has a gate.
         gating, normalize: of a mixture of experts, see Router.
@@ -49,6 +53,9 @@ class Arch:
     post_norm_eps: float | None = None
     qk_norm: str = ""
     optional: frozenset[str] = frozenset()
+    attn_gate: bool = False
+    attn_sinks: bool = False
+    yarn_keys: bool = False
     activation: str = "silu"
     gated: bool = True
     gating: str = "softmax"
@@ -91,7 +98,7 @@ def read_config(arch: Arch, keys: Keys, n_vocab: int) -> ModelConfig:
             else "attention.layer_norm_rms_epsilon",
             minimum=0.0,
         ),
-        ropes=(_rope(keys, head_dim, n_ctx_train),),
+        ropes=(_rope(arch, keys, head_dim, n_ctx_train),),
         rope_interleaved=arch.rope_interleaved,
         activation=arch.activation,
         router=_router(arch, keys),
@@ -131,7 +138,7 @@ def _router(arch: Arch, keys: Keys) -> Router | None:
 SCALINGS = ("none", "linear", "yarn", "longrope")
 
 
-def _rope(keys: Keys, head_dim: int, n_ctx_train: int) -> RopeSpec:
+def _rope(arch: Arch, keys: Keys, head_dim: int, n_ctx_train: int) -> RopeSpec:
     """RoPE of the full-attention layers.
 
     As llama.cpp: a factor of 0 means no scaling. YaRN multiplies cosines and sines by the m-scale
@@ -153,12 +160,16 @@ def _rope(keys: Keys, head_dim: int, n_ctx_train: int) -> RopeSpec:
     magnitude = keys.number("rope.scaling.attn_factor", 1.0, minimum=0.0, above=True)
     yarn = None
     if kind == "yarn":
-        yarn = Yarn(
-            beta_fast=keys.number("rope.scaling.yarn_beta_fast", 32.0, minimum=0.0, above=True),
-            beta_slow=keys.number("rope.scaling.yarn_beta_slow", 1.0, minimum=0.0, above=True),
-            n_ctx_orig=original_context(keys, n_ctx_train),
-        )
-        multiplier = keys.number("rope.scaling.yarn_log_multiplier", 0.0, minimum=0.0)
+        betas, multiplier = {}, 0.0
+        if arch.yarn_keys:
+            betas = {
+                f"beta_{name}": keys.number(
+                    f"rope.scaling.yarn_beta_{name}", default, minimum=0.0, above=True
+                )
+                for name, default in (("fast", Yarn.beta_fast), ("slow", Yarn.beta_slow))
+            }
+            multiplier = keys.number("rope.scaling.yarn_log_multiplier", 0.0, minimum=0.0)
+        yarn = Yarn(n_ctx_orig=original_context(keys, n_ctx_train), **betas)
         stretch = math.log(max(factor, 1.0))
         magnitude *= (1.0 + 0.1 * stretch) / (1.0 + 0.1 * multiplier * stretch)
     return RopeSpec(

@@ -15,6 +15,7 @@ ARCH = Arch(
     name="gpt-oss",
     rope_interleaved=False,
     ffn_norm="post_attention_norm",
+    attn_sinks=True,
     activation="swiglu_oai",
     gating="softmax_weight",
     normalize=False,

@@ -14,4 +14,4 @@ def adapt(cfg: ModelConfig, keys: Keys) -> ModelConfig:
     return dataclasses.replace(cfg, attention_temperature=(scale, floor))
 
 
-ARCH = Arch(name="mistral3", rope_interleaved=True, adapt=adapt)
+ARCH = Arch(name="mistral3", rope_interleaved=True, yarn_keys=True, adapt=adapt)

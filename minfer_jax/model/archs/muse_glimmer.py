@@ -29,5 +29,6 @@ ARCH = Arch(
     post_ffn_norm="post_ffw_norm",
     post_norm_eps=1e-8,  # llama.cpp: no key holds it
     qk_norm="head",
+    attn_gate=True,
     adapt=adapt,
 )
