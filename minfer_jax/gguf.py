@@ -22,7 +22,7 @@ import numpy as np
 from minfer_jax.gguf_header import GGUFError, Header, TensorInfo, gguf_error, parse_header, shown
 from minfer_jax.gguf_types import GGML_TYPES
 
-__all__ = ["GGML_TYPES", "GGUFError", "GGUFFile", "TensorInfo", "open_gguf"]
+__all__ = ["GGUFError", "GGUFFile", "TensorInfo", "open_gguf"]
 
 MAX_PARTS = 65_535  # split.count is a uint16
 
@@ -72,8 +72,7 @@ class GGUFFile:
             KeyError: there is no such tensor.
         """
         tensor = self.tensors[name]
-        kind = GGML_TYPES[tensor.ggml_type]
-        row_bytes = tensor.shape[-1] // kind.block_size * kind.block_bytes
+        row_bytes = GGML_TYPES[tensor.ggml_type].nbytes(tensor.shape[-1])
         data = np.frombuffer(self.maps[tensor.part], np.uint8, tensor.nbytes, tensor.offset)
         return data.reshape(*tensor.shape[:-1], row_bytes)
 

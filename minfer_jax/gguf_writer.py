@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
-from minfer_jax.gguf_header import MAGIC
+from minfer_jax.gguf_header import MAGIC, padded
 from minfer_jax.gguf_types import GGML_TYPES, UINT32
 
 VERSION = 3
@@ -38,22 +38,15 @@ def header(
     parts = [MAGIC, struct.pack("<IQQ", VERSION, len(tensors), len(records)), *records]
     offset = 0
     for name, shape, ggml_type in tensors:
-        kind = GGML_TYPES[ggml_type]
         dims = struct.pack(f"<I{len(shape)}Q", len(shape), *reversed(shape))
         parts += (_string(name), dims, struct.pack("<IQ", ggml_type, offset))
-        nbytes = math.prod(shape) // kind.block_size * kind.block_bytes
-        offset += nbytes + padding(nbytes, alignment)
+        offset = padded(offset + GGML_TYPES[ggml_type].nbytes(math.prod(shape)), alignment)
     return b"".join(parts)
-
-
-def padding(nbytes: int, alignment: int) -> int:
-    """Bytes that are missing to the next multiple of the alignment."""
-    return -nbytes % alignment
 
 
 def pad(target: IO[bytes], alignment: int) -> None:
     """Goes on to the next multiple of the alignment; what is passed over reads as zeros."""
-    target.seek(padding(target.tell(), alignment), os.SEEK_CUR)
+    target.seek(padded(target.tell(), alignment))
 
 
 def uint32_record(key: str, value: int) -> bytes:

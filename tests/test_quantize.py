@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from minfer_jax import quantize, quantize_file
-from minfer_jax.gguf import GGML_TYPES, open_gguf
+from minfer_jax.gguf import open_gguf
+from minfer_jax.gguf_types import GGML_TYPES
 from minfer_jax.language_model import from_file
 from minfer_jax.quant import quantizers
 from minfer_jax.quantize_choice import choose

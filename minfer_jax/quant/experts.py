@@ -12,7 +12,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from minfer_jax.quant import native, xla
-from minfer_jax.quant.matmul import NATIVE_ROWS, Rounding
+from minfer_jax.quant.matmul import NATIVE_ROWS, Rounding, check_columns, has_kernel
 from minfer_jax.quant.native import calls
 from minfer_jax.quant.prologue import Gate, applied
 from minfer_jax.quant.qtensor import QTensor
@@ -49,26 +49,18 @@ def expert_product(
     Raises:
         ValueError: the shapes do not fit, or the weight is not a stack.
     """
-    n, k = w.shape
-    needs = k if gate is None else 2 * k
-    if x.shape[-1] != needs:
-        raise ValueError(
-            f"x has {x.shape[-1]} columns, but the weight [N={n}, K={k}] needs {needs}"
-        )
+    check_columns(x, w, gate)
     if len(x) == 0 or len(experts) == 0 or len(experts) % len(x):
         raise ValueError(
             f"{len(experts)} rows of experts for {len(x)} rows of x: expected a multiple of these"
         )
-    if any(plane.ndim != 4 for plane in _planes(w)):
+    if not w.stacked:
+        n, k = w.shape
         raise ValueError(f"the weight [N={n}, K={k}] is a single one, expected a stack of experts")
     if gate is not None and not calls.supports_gate(gate):
         x, gate = applied(x.astype(jnp.float32), gate), None
     first = jnp.uint32(0) if w.layer is None else w.layer
     return _product(x, w.at(first), experts.astype(jnp.int32), gate, rounding)
-
-
-def _planes(w: QTensor) -> list[Array]:
-    return [*w.bits] if w.dense is None else [w.dense]
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(4,))
@@ -79,7 +71,7 @@ def _product(
     gate: Gate | None,
     rounding: Rounding,
 ) -> Float[Array, "P N"]:
-    if native.isa() is not None and calls.supports(w):
+    if has_kernel(w):
         return calls.experts(
             x.astype(jnp.float32),
             w,
