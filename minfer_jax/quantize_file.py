@@ -82,7 +82,7 @@ def write(
         OSError: the file cannot be written.
     """
     with (
-        gguf_writer.replacing(out, size(file, choices, file_type)) as target,
+        gguf_writer.written(out, size(file, choices, file_type)) as target,
         contextlib.closing(_in_order(_pieces(file, choices), threads)) as pieces,
     ):
         target.write(header(file, choices, file_type))

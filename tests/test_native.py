@@ -21,12 +21,12 @@ from minfer_jax.model import kv_state as kv
 from minfer_jax.model.forward import forward
 from minfer_jax.model.registry import ARCHS
 from minfer_jax.quant import native
+from minfer_jax.quant.formats import FORMATS
 from minfer_jax.quant.matmul import EXACT, NATIVE_ROWS, qmatmul
 from minfer_jax.quant.qtensor import from_blocks
 from tests.conftest import XLA
 from tests.helpers.tiny_models import load, save, tiny_model, tiny_text_model
 from tests.test_formats import blocks_of
-from tests.test_qproduct import FORMATS
 
 MODEL = {"n_layer": 2, "width": 64, "n_head": 2, "n_head_kv": 1, "head_dim": 32}
 TOKENS = [(11 * i * i + 5 * i + 2) % 96 for i in range(14)]

@@ -249,6 +249,7 @@ def test_places_that_cannot_be_written(run, tmp_path: Path, source: Path):
         ("/dev/null", "is not a file"),
         (tmp_path / "none" / "out.gguf", "there is no folder"),
         (source / "out.gguf", ""),
+        (tmp_path / "two\nlines" / "out.gguf", r"two\nlines"),
     ):
         assert message in refused(run(source, out, "Q8_0", "--force"), 1)
     assert names(tmp_path) == ["in.gguf"]
