@@ -118,7 +118,7 @@ def _by_expert(
 
         def rows(b: Array, out: Array) -> Array:
             at = first[r] + b * BLOCK
-            y = _dot(lax.dynamic_slice_in_dim(x_sorted, at, BLOCK), weight)
+            y = xla.dot(lax.dynamic_slice_in_dim(x_sorted, at, BLOCK), weight)
             # Rows beyond the run are of other experts: their own runs come later, and overwrite.
             return lax.dynamic_update_slice_in_dim(out, y, at, axis=0)
 
@@ -152,10 +152,6 @@ def runs(
     return order, first.astype(jnp.int32), jnp.sum(begins, dtype=jnp.int32)
 
 
-def _dot(x: Float[Array, "M K"], w: Float[Array, "K N"]) -> Float[Array, "M N"]:
-    return lax.dot(x, w, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
-
-
 def _or_zero(keep: Bool[Array, " P"], rows: Float[Array, "P N"]) -> Float[Array, "P N"]:
     return jnp.where(keep[:, None], rows, jnp.float32(0))
 
@@ -171,7 +167,7 @@ def _product_jvp(rounding: Rounding, primals: tuple, tangents: tuple) -> tuple[A
         @jax.checkpoint  # or reverse mode would keep every row's unpacked weight
         def row(of: tuple[Array, Array]) -> Float[Array, " N"]:
             weight = xla.dequantize(_expert(w, jnp.maximum(of[1], 0)), jnp.dtype(jnp.float32))
-            return _dot(of[0][None], weight)[0]
+            return xla.dot(of[0][None], weight)[0]
 
         return _or_zero(experts >= 0, lax.map(row, (x, experts)))
 

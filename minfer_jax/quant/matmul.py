@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float
 
 from minfer_jax.quant import native, xla
@@ -113,12 +112,7 @@ def _product(
     if len(x) <= MATVEC_ROWS:
         out = xla.matvec(x, w)
     else:
-        out = lax.dot(
-            x.astype(many),
-            xla.dequantize(w, many),
-            precision=lax.Precision.HIGHEST,
-            preferred_element_type=jnp.float32,
-        )
+        out = xla.dot(x.astype(many), xla.dequantize(w, many))
     return _finished(out, post, plus)
 
 
@@ -140,6 +134,6 @@ def _product_jvp(rounding: Rounding, primals: tuple, tangents: tuple) -> tuple[A
     ) -> Array:
         weight = xla.dequantize(w, jnp.dtype(jnp.float32))
         x = applied(x.astype(jnp.float32), prologue)
-        return _finished(lax.dot(x, weight, precision=lax.Precision.HIGHEST), post, plus)
+        return _finished(xla.dot(x, weight), post, plus)
 
     return _product(*primals, rounding), jax.jvp(plain, primals, tangents)[1]

@@ -24,6 +24,11 @@ def dequantize(w: QTensor, dtype: jnp.dtype) -> Float[Array, "K N"]:
     return jnp.swapaxes(tiles, 0, 1).reshape(k, -1)[:, :n]
 
 
+def dot(x: Float[Array, "M K"], weight: Float[Array, "K N"]) -> Float[Array, "M N"]:
+    """The product with a dequantised weight, summed in float32."""
+    return lax.dot(x, weight, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
+
+
 def _tiles(w: QTensor) -> Float[Array, "J K R"]:
     """The weight in float32, in its tiles."""
     if w.dense is not None:
@@ -147,8 +152,7 @@ def matvec(x: Float[Array, "M K"], w: QTensor) -> Float[Array, "M N"]:
     Fields that stand for values of a codebook do come down; a grid is dequantised first.
     """
     if w.fmt.grid is not None:
-        weight = dequantize(w, jnp.dtype(jnp.float32))
-        return lax.dot(x.astype(jnp.float32), weight, precision=lax.Precision.HIGHEST)
+        return dot(x.astype(jnp.float32), dequantize(w, jnp.dtype(jnp.float32)))
     m, k = x.shape
     n, unit = w.shape[0], w.unit
     x = x.astype(jnp.float32).reshape(m, 1, k // unit, unit)
