@@ -52,7 +52,9 @@ def say(line: str) -> None:
 
 
 def fail(message: str, status: int = 1) -> int:
-    """Say what went wrong; the exit status that goes with it."""
+    """Say what went wrong, in one line whatever names are in it; the exit status to go with it."""
+    if not message.isprintable():
+        message = message.encode("unicode_escape").decode("ascii")
     say(f"error: {message}")
     return status
 

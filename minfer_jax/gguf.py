@@ -22,14 +22,14 @@ import numpy as np
 from minfer_jax.gguf_header import GGUFError, Header, TensorInfo, gguf_error, parse_header, shown
 from minfer_jax.gguf_types import GGML_TYPES
 
-__all__ = ["GGML_TYPES", "GGUFError", "GGUFFile", "TensorInfo", "open_gguf"]
+__all__ = ["GGUFError", "GGUFFile", "TensorInfo", "open_gguf"]
 
 MAX_PARTS = 65_535  # split.count is a uint16
 
 T = TypeVar("T")
 
 
-_HASHED = 16 << 20  # bytes at a time; a multiple of every page size
+_HASHED = 16 << 20  # bytes at a time
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -72,8 +72,7 @@ class GGUFFile:
             KeyError: there is no such tensor.
         """
         tensor = self.tensors[name]
-        kind = GGML_TYPES[tensor.ggml_type]
-        row_bytes = tensor.shape[-1] // kind.block_size * kind.block_bytes
+        row_bytes = GGML_TYPES[tensor.ggml_type].nbytes(tensor.shape[-1])
         data = np.frombuffer(self.maps[tensor.part], np.uint8, tensor.nbytes, tensor.offset)
         return data.reshape(*tensor.shape[:-1], row_bytes)
 
@@ -92,22 +91,17 @@ class GGUFFile:
             KeyError: there is no such tensor.
         """
         tensor = self.tensors[name]
-        advice = getattr(mmap, "MADV_DONTNEED", None)  # Windows has none
-        if advice is not None and tensor.nbytes:
-            start = tensor.offset - tensor.offset % mmap.PAGESIZE
-            self.maps[tensor.part].madvise(advice, start, tensor.offset + tensor.nbytes - start)
+        _release(self.maps[tensor.part], tensor.offset, tensor.offset + tensor.nbytes)
 
     def sha256(self) -> str:
         """Returns the digest of all files, one after the other, in hex; their pages are let go."""
         digest = hashlib.sha256()
-        advice = getattr(mmap, "MADV_DONTNEED", None)
         for mapped in self.maps:
             for start in range(0, len(mapped), _HASHED):
                 end = min(start + _HASHED, len(mapped))
                 with memoryview(mapped) as view:
                     digest.update(view[start:end])
-                if advice is not None:
-                    mapped.madvise(advice, start, end - start)
+                _release(mapped, start, end)
         return digest.hexdigest()
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -143,6 +137,14 @@ class GGUFFile:
     def architecture(self) -> str:
         """The model's `general.architecture`, such as "llama"; GGUFError if there is none."""
         return self.value("general.architecture", str)
+
+
+def _release(mapped: mmap.mmap, start: int, stop: int) -> None:
+    """Lets the system drop the pages of some bytes from memory."""
+    advice = getattr(mmap, "MADV_DONTNEED", None)  # Windows has none
+    if advice is not None and stop > start:
+        start -= start % mmap.PAGESIZE
+        mapped.madvise(advice, start, stop - start)
 
 
 @dataclass(frozen=True, kw_only=True)

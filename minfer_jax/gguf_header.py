@@ -121,6 +121,11 @@ def shown(text: str) -> str:
     return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
 
 
+def padded(offset: int, alignment: int) -> int:
+    """The next multiple of the alignment, or the offset itself where it is one."""
+    return (offset + alignment - 1) // alignment * alignment
+
+
 def gguf_error(path: Path, problem: str) -> GGUFError:
     """Makes the error that says what is wrong with the file at `path`."""
     name = str(path)
@@ -305,7 +310,7 @@ def _read_tensors(
         )
 
     # The data section has no gaps: each tensor begins where the one before it ends, padded.
-    data_start = _padded(cursor.pos, alignment)
+    data_start = padded(cursor.pos, alignment)
     expected = 0
     tensors: dict[str, TensorInfo] = {}
     for name, (shape, ggml_type, nbytes, offset) in found.items():
@@ -325,7 +330,7 @@ def _read_tensors(
         tensors[name] = TensorInfo(
             name=name, shape=shape, ggml_type=ggml_type, nbytes=nbytes, offset=start, part=part
         )
-        expected = _padded(offset + nbytes, alignment)
+        expected = padded(offset + nbytes, alignment)
     return tensors
 
 
@@ -353,8 +358,4 @@ def _tensor_bytes(cursor: _Cursor, dims: tuple[int, ...], ggml_type: int) -> int
         raise cursor.error(
             f"has dimensions {dims}, whose product overflows; expected at most {MAX_ELEMENTS}"
         )
-    return prod(dims) // kind.block_size * kind.block_bytes
-
-
-def _padded(offset: int, alignment: int) -> int:
-    return (offset + alignment - 1) // alignment * alignment
+    return kind.nbytes(prod(dims))

@@ -22,6 +22,10 @@ class GGMLType(NamedTuple):
     block_size: int
     block_bytes: int
 
+    def nbytes(self, weights: int) -> int:
+        """Bytes of so many weights, which are whole blocks."""
+        return weights // self.block_size * self.block_bytes
+
 
 GGML_TYPES: dict[int, GGMLType] = {
     0: GGMLType("F32", 1, 4),
@@ -60,6 +64,8 @@ GGML_TYPES: dict[int, GGMLType] = {
     41: GGMLType("Q1_0", 128, 18),
     42: GGMLType("Q2_0", 64, 18),
 }
+
+TYPE_IDS = {kind.name: number for number, kind in GGML_TYPES.items()}
 
 # Ids that files once used and that ggml no longer reads: name, and what replaces it.
 REMOVED_TYPES: dict[int, tuple[str, str]] = {

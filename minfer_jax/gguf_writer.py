@@ -9,12 +9,12 @@ import math
 import os
 import shutil
 import struct
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
-from minfer_jax.gguf_header import MAGIC
+from minfer_jax import whole_file
+from minfer_jax.gguf_header import MAGIC, padded
 from minfer_jax.gguf_types import GGML_TYPES, UINT32
 
 VERSION = 3
@@ -38,22 +38,15 @@ def header(
     parts = [MAGIC, struct.pack("<IQQ", VERSION, len(tensors), len(records)), *records]
     offset = 0
     for name, shape, ggml_type in tensors:
-        kind = GGML_TYPES[ggml_type]
         dims = struct.pack(f"<I{len(shape)}Q", len(shape), *reversed(shape))
         parts += (_string(name), dims, struct.pack("<IQ", ggml_type, offset))
-        nbytes = math.prod(shape) // kind.block_size * kind.block_bytes
-        offset += nbytes + padding(nbytes, alignment)
+        offset = padded(offset + GGML_TYPES[ggml_type].nbytes(math.prod(shape)), alignment)
     return b"".join(parts)
-
-
-def padding(nbytes: int, alignment: int) -> int:
-    """Bytes that are missing to the next multiple of the alignment."""
-    return -nbytes % alignment
 
 
 def pad(target: IO[bytes], alignment: int) -> None:
     """Goes on to the next multiple of the alignment; what is passed over reads as zeros."""
-    target.seek(padding(target.tell(), alignment), os.SEEK_CUR)
+    target.seek(padded(target.tell(), alignment))
 
 
 def uint32_record(key: str, value: int) -> bytes:
@@ -67,10 +60,8 @@ def _string(text: str) -> bytes:
 
 
 @contextlib.contextmanager
-def replacing(path: Path, size: int) -> Iterator[IO[bytes]]:
-    """Opens a new file beside `path`, which takes that name once all is written and on the disk.
-
-    Whatever ends the block early, Ctrl-C too, leaves `path` as it was and nothing beside it.
+def written(path: Path, size: int) -> Iterator[IO[bytes]]:
+    """Opens a new file of known size, as `whole_file.replacing` does.
 
     Args:
         path: the file to make, or to replace.
@@ -85,16 +76,9 @@ def replacing(path: Path, size: int) -> Iterator[IO[bytes]]:
             raise OSError(0, f"{size / 1e6:.0f} MB are needed and {free / 1e6:.0f} MB are free")
         mask = os.umask(0)  # there is no other way to read it
         os.umask(mask)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
-            try:
-                yield file
-                file.truncate(size)
-                file.flush()
-                os.chmod(file.name, 0o666 & ~mask)
-                os.fsync(file.fileno())
-                os.replace(file.name, path)
-            except BaseException:
-                os.unlink(file.name)
-                raise
+        with whole_file.replacing(path) as file:
+            yield file
+            file.truncate(size)
+            os.chmod(file.name, 0o666 & ~mask)
     except OSError as e:
         raise OSError(f"{path} cannot be written: {e.strerror or e}") from e

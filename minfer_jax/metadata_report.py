@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minfer_jax.gguf import GGML_TYPES, GGUFFile
+from minfer_jax.gguf import GGUFFile
+from minfer_jax.gguf_types import GGML_TYPES
 from minfer_jax.model import kv_state
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ import math
 import os
 import pickle
 import platform
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,7 +23,7 @@ import jax
 import jaxlib.version
 from jax.experimental import serialize_executable
 
-from minfer_jax import host
+from minfer_jax import host, whole_file
 from minfer_jax.quant import native
 
 log = logging.getLogger("minfer_jax")
@@ -125,14 +124,8 @@ def save(path: Path, program: jax.stages.Compiled) -> None:
         kept, _, returns = serialize_executable.serialize(program)
         data = pickle.dumps((kept, returns))
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
-            try:
-                file.write(hashlib.sha256(data).digest() + data)
-                file.flush()
-                os.replace(file.name, path)
-            except BaseException:
-                os.unlink(file.name)
-                raise
+        with whole_file.replacing(path, durable=False) as file:
+            file.write(hashlib.sha256(data).digest() + data)
         entries = sorted(path.parent.iterdir(), key=lambda p: p.stat().st_mtime, reverse=True)
         for old in entries[MAX_ENTRIES:]:
             old.unlink(missing_ok=True)

@@ -16,13 +16,13 @@ from pathlib import Path
 if __name__ == "__main__":  # Ctrl-C during the imports below ends it without a traceback
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-from absl import app, flags
 from tqdm import tqdm
 
 from minfer_jax import host, quantize_file, sources
 from minfer_jax.command import fail, guarded, leave, say
-from minfer_jax.gguf import GGML_TYPES, GGUFFile, open_gguf
+from minfer_jax.gguf import GGUFFile, open_gguf
 from minfer_jax.gguf_header import gguf_error, shown
+from minfer_jax.gguf_types import GGML_TYPES
 from minfer_jax.quant import quantizers
 from minfer_jax.quantize_choice import Choice, choose
 from minfer_jax.quantize_flags import help_text, parse
@@ -160,13 +160,7 @@ def _report(file: GGUFFile, choices: Sequence[Choice], size: int) -> None:
         say(f"{name:<6}{total:>12}{total / 2**20:>10.1f}{bits:>13.2f}  {types}")
 
 
-def _keep_arguments(argv: list[str]) -> list[str]:
-    """absl wants its own flags parsed; ours are parsed by `main`, with errors in one line."""
-    flags.FLAGS(argv[:1])
-    return argv
-
-
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    app.run(lambda argv: leave(main(argv)), flags_parser=_keep_arguments)
+    leave(main(sys.argv))

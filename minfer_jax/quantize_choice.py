@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from minfer_jax.gguf import GGML_TYPES, GGUFFile, TensorInfo
-from minfer_jax.quant.quantizers import TYPE_IDS
+from minfer_jax.gguf import GGUFFile, TensorInfo
+from minfer_jax.gguf_types import GGML_TYPES, TYPE_IDS
 from minfer_jax.quantize_mix import Mix, Place, apply, eight_experts
 
 # Where a block does not divide the rows of a tensor, another type takes its place.
@@ -72,8 +72,7 @@ class Choice:
     @property
     def nbytes(self) -> int:
         """Bytes of the tensor in the new file."""
-        kind = GGML_TYPES[TYPE_IDS[self.type]]
-        return math.prod(self.info.shape) // kind.block_size * kind.block_bytes
+        return GGML_TYPES[TYPE_IDS[self.type]].nbytes(math.prod(self.info.shape))
 
 
 def choose(

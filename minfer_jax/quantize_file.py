@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from minfer_jax import gguf_writer
-from minfer_jax.gguf import GGML_TYPES, GGUFFile
-from minfer_jax.gguf_header import shown
+from minfer_jax.gguf import GGUFFile
+from minfer_jax.gguf_header import padded, shown
+from minfer_jax.gguf_types import GGML_TYPES, TYPE_IDS
 from minfer_jax.quant import quantizers
 from minfer_jax.quantize_choice import Choice
 
@@ -47,14 +48,14 @@ def header(file: GGUFFile, choices: Sequence[Choice], file_type: int) -> bytes:
     }
     kept = [key for key in file.records if not key.startswith("split.")]
     records = [changed.pop(key) if key in changed else file.record(key) for key in kept]
-    tensors = ((c.info.name, c.info.shape, quantizers.TYPE_IDS[c.type]) for c in choices)
+    tensors = ((c.info.name, c.info.shape, TYPE_IDS[c.type]) for c in choices)
     return gguf_writer.header([*records, *changed.values()], tensors, file.alignment)
 
 
 def size(file: GGUFFile, choices: Sequence[Choice], file_type: int) -> int:
     """Bytes that the new file will have."""
     parts = (len(header(file, choices, file_type)), *(c.nbytes for c in choices))
-    return sum(n + gguf_writer.padding(n, file.alignment) for n in parts)
+    return sum(padded(n, file.alignment) for n in parts)
 
 
 def write(
@@ -81,7 +82,7 @@ def write(
         OSError: the file cannot be written.
     """
     with (
-        gguf_writer.replacing(out, size(file, choices, file_type)) as target,
+        gguf_writer.written(out, size(file, choices, file_type)) as target,
         contextlib.closing(_in_order(_pieces(file, choices), threads)) as pieces,
     ):
         target.write(header(file, choices, file_type))
@@ -101,8 +102,7 @@ _Piece = tuple[Choice, np.ndarray, bool]
 def _pieces(file: GGUFFile, choices: Sequence[Choice]) -> Iterator[Callable[[], _Piece]]:
     """What is to be done for each piece, with no data read yet; the last of a tensor says so."""
     for choice in choices:
-        kind = GGML_TYPES[choice.info.ggml_type]
-        step = PIECE // kind.block_size * kind.block_bytes
+        step = GGML_TYPES[choice.info.ggml_type].nbytes(PIECE)
         raw = file.raw(choice.info.name).reshape(-1)
         for start in range(0, raw.size, step):
             yield lambda part=raw[start : start + step], choice=choice, stop=start + step: (

@@ -6,8 +6,8 @@ from typing import Any
 
 from absl import flags
 
-from minfer_jax.gguf_types import GGML_TYPES
-from minfer_jax.quant.quantizers import QUANTIZERS, TYPE_IDS
+from minfer_jax.gguf_types import GGML_TYPES, TYPE_IDS
+from minfer_jax.quant.quantizers import QUANTIZERS
 from minfer_jax.quantize_mix import ALIASES, MIXES
 from minfer_jax.usage import UsageError, read_flags
 

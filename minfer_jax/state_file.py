@@ -18,13 +18,14 @@ import json
 import math
 import os
 import struct
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 import ml_dtypes
 import numpy as np
+
+from minfer_jax import whole_file
 
 MAGIC = b"MINFERST"
 VERSION = 1
@@ -76,19 +77,11 @@ def write(
         )
     digest = hashlib.sha256()
     try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
-            try:
-                for part in _parts(_FIXED.pack(MAGIC, VERSION, len(text), size) + text, arrays):
-                    digest.update(part)
-                    file.write(part)
-                file.write(digest.digest())
-                file.flush()
-                os.fsync(file.fileno())
-                os.replace(file.name, path)
-            except BaseException:
-                os.unlink(file.name)
-                raise
-        _sync_folder(path.parent)
+        with whole_file.replacing(path) as file:
+            for part in _parts(_FIXED.pack(MAGIC, VERSION, len(text), size) + text, arrays):
+                digest.update(part)
+                file.write(part)
+            file.write(digest.digest())
     except OSError as e:
         raise StateError(f"{_line(path)}: cannot be written ({e.strerror or e})") from e
 
@@ -103,18 +96,6 @@ def _parts(begin: bytes, arrays: Sequence[np.ndarray]) -> Iterator[bytes | memor
     for array in arrays:
         if array.size:
             yield np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-
-
-def _sync_folder(folder: Path) -> None:
-    """Bring the new name to the disk too, where the system lets a folder be opened."""
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def read(

@@ -204,6 +204,17 @@ def test_few_and_many_are_rows_of_an_expert(kernels: str, rows: int):
     assert off <= INT16 if rows == NATIVE_ROWS or not native.bfloat16() else off > 10 * INT16
 
 
+@pytest.mark.parametrize("rounding", [EXACT, FAST], ids=["exact", "fast"])
+def test_more_columns_than_are_unpacked_at_a_time(kernels: str, rounding: Rounding):
+    n, k = 37, 2304
+    raws = [blocks_of(FORMATS[8], n, k, seed=e) for e in range(3)]
+    exact = np.stack([reference(raw, FORMATS[8]) for raw in raws]).astype(np.float64)
+    w = stack_blocks([[raw] for raw in raws], 8).at(0)
+    x, ids = activations(250, k), np.where(np.arange(250) % 9 == 0, 2, 1)  # 222 rows and 28
+    found = product(x, w, ids, rounding)
+    assert error(found, expected(x, exact, ids)) <= (FLOAT32 if rounding == EXACT else BFLOAT16)
+
+
 def test_the_layer_is_data(implementation: str):
     """In a loop over layers, as a model has it: the same program for all of them."""
     w, _ = stack(8)

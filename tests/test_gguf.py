@@ -12,8 +12,8 @@ import pytest
 
 from minfer_jax import gguf as gguf_reader
 from minfer_jax import gguf_types
-from minfer_jax.gguf import GGML_TYPES, GGUFError, open_gguf
-from minfer_jax.gguf_types import REMOVED_TYPES
+from minfer_jax.gguf import GGUFError, open_gguf
+from minfer_jax.gguf_types import GGML_TYPES, REMOVED_TYPES
 from tests.helpers.gguf_builder import build_gguf, build_split, dense
 from tests.helpers.gguf_samples import METADATA, RNG, TENSORS, refusal, save
 

@@ -22,6 +22,7 @@ LAYERS = (
     "gguf_types",
     "gguf_header",
     "gguf",
+    "whole_file",
     "gguf_writer",
     "template_meter",
     "template_sandbox",

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from minfer_jax import quantize, quantize_file
-from minfer_jax.gguf import GGML_TYPES, open_gguf
+from minfer_jax.gguf import open_gguf
+from minfer_jax.gguf_types import GGML_TYPES
 from minfer_jax.language_model import from_file
 from minfer_jax.quant import quantizers
 from minfer_jax.quantize_choice import choose
@@ -248,6 +249,7 @@ def test_places_that_cannot_be_written(run, tmp_path: Path, source: Path):
         ("/dev/null", "is not a file"),
         (tmp_path / "none" / "out.gguf", "there is no folder"),
         (source / "out.gguf", ""),
+        (tmp_path / "two\nlines" / "out.gguf", r"two\nlines"),
     ):
         assert message in refused(run(source, out, "Q8_0", "--force"), 1)
     assert names(tmp_path) == ["in.gguf"]

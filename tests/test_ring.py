@@ -86,4 +86,4 @@ def test_a_ring_equals_a_full_cache(implementation: str, arch: str, size: int, c
     apart = np.abs(found - expected).max(axis=1)
     assert {p: apart[p] for p in EDGES if apart[p] > CLOSE} == {}
     assert apart.max() <= CLOSE
-    assert expected.std() > 1
+    assert expected.std() > 0.3  # caps make logits small

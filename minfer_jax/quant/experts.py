@@ -12,7 +12,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from minfer_jax.quant import native, xla
-from minfer_jax.quant.matmul import NATIVE_ROWS, Rounding
+from minfer_jax.quant.matmul import NATIVE_ROWS, Rounding, check_columns, has_kernel
 from minfer_jax.quant.native import calls
 from minfer_jax.quant.prologue import Gate, applied
 from minfer_jax.quant.qtensor import QTensor
@@ -49,26 +49,18 @@ def expert_product(
     Raises:
         ValueError: the shapes do not fit, or the weight is not a stack.
     """
-    n, k = w.shape
-    needs = k if gate is None else 2 * k
-    if x.shape[-1] != needs:
-        raise ValueError(
-            f"x has {x.shape[-1]} columns, but the weight [N={n}, K={k}] needs {needs}"
-        )
+    check_columns(x, w, gate)
     if len(x) == 0 or len(experts) == 0 or len(experts) % len(x):
         raise ValueError(
             f"{len(experts)} rows of experts for {len(x)} rows of x: expected a multiple of these"
         )
-    if any(plane.ndim != 4 for plane in _planes(w)):
+    if not w.stacked:
+        n, k = w.shape
         raise ValueError(f"the weight [N={n}, K={k}] is a single one, expected a stack of experts")
     if gate is not None and not calls.supports_gate(gate):
         x, gate = applied(x.astype(jnp.float32), gate), None
     first = jnp.uint32(0) if w.layer is None else w.layer
     return _product(x, w.at(first), experts.astype(jnp.int32), gate, rounding)
-
-
-def _planes(w: QTensor) -> list[Array]:
-    return [*w.bits] if w.dense is None else [w.dense]
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(4,))
@@ -79,7 +71,7 @@ def _product(
     gate: Gate | None,
     rounding: Rounding,
 ) -> Float[Array, "P N"]:
-    if native.isa() is not None and calls.supports(w):
+    if has_kernel(w):
         return calls.experts(
             x.astype(jnp.float32),
             w,
@@ -126,7 +118,7 @@ def _by_expert(
 
         def rows(b: Array, out: Array) -> Array:
             at = first[r] + b * BLOCK
-            y = _dot(lax.dynamic_slice_in_dim(x_sorted, at, BLOCK), weight)
+            y = xla.dot(lax.dynamic_slice_in_dim(x_sorted, at, BLOCK), weight)
             # Rows beyond the run are of other experts: their own runs come later, and overwrite.
             return lax.dynamic_update_slice_in_dim(out, y, at, axis=0)
 
@@ -160,10 +152,6 @@ def runs(
     return order, first.astype(jnp.int32), jnp.sum(begins, dtype=jnp.int32)
 
 
-def _dot(x: Float[Array, "M K"], w: Float[Array, "K N"]) -> Float[Array, "M N"]:
-    return lax.dot(x, w, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
-
-
 def _or_zero(keep: Bool[Array, " P"], rows: Float[Array, "P N"]) -> Float[Array, "P N"]:
     return jnp.where(keep[:, None], rows, jnp.float32(0))
 
@@ -179,7 +167,7 @@ def _product_jvp(rounding: Rounding, primals: tuple, tangents: tuple) -> tuple[A
         @jax.checkpoint  # or reverse mode would keep every row's unpacked weight
         def row(of: tuple[Array, Array]) -> Float[Array, " N"]:
             weight = xla.dequantize(_expert(w, jnp.maximum(of[1], 0)), jnp.dtype(jnp.float32))
-            return _dot(of[0][None], weight)[0]
+            return xla.dot(of[0][None], weight)[0]
 
         return _or_zero(experts >= 0, lax.map(row, (x, experts)))
 

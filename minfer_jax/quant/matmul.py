@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float
 
 from minfer_jax.quant import native, xla
@@ -60,15 +59,26 @@ def qmatmul(
     Raises:
         ValueError: the last axis of x does not fit K.
     """
+    check_columns(x, w, prologue)
+    n = w.shape[0]
+    flat = None if plus is None else plus.reshape(-1, n)
+    out = _product(x.reshape(-1, x.shape[-1]), w, prologue, post, flat, rounding)
+    return out.reshape(*x.shape[:-1], n)
+
+
+def check_columns(x: Float[Array, "... width"], w: QTensor, prologue: Prologue | None) -> None:
+    """ValueError unless the last axis of x fits K; before a gate twice that."""
     n, k = w.shape
     needs = 2 * k if isinstance(prologue, Gate) else k
     if x.shape[-1] != needs:
         raise ValueError(
             f"x has {x.shape[-1]} columns, but the weight [N={n}, K={k}] needs {needs}"
         )
-    flat = None if plus is None else plus.reshape(-1, n)
-    out = _product(x.reshape(-1, needs), w, prologue, post, flat, rounding)
-    return out.reshape(*x.shape[:-1], n)
+
+
+def has_kernel(w: QTensor) -> bool:
+    """Whether the kernels are in use, and know such a weight."""
+    return native.isa() is not None and calls.supports(w)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(5,))
@@ -83,7 +93,7 @@ def _product(
     many = jnp.dtype(rounding.many)
     few = len(x) <= NATIVE_ROWS
     x = x.astype(jnp.float32)
-    if _has_kernel(w) and (few or many == jnp.float32 or native.bfloat16()):
+    if has_kernel(w) and (few or many == jnp.float32 or native.bfloat16()):
         if not calls.takes(prologue):
             x, prologue = applied(x, prologue), None
         own_post = post is None or calls.takes_post(post, w)  # else it and the sum come after
@@ -102,17 +112,8 @@ def _product(
     if len(x) <= MATVEC_ROWS:
         out = xla.matvec(x, w)
     else:
-        out = lax.dot(
-            x.astype(many),
-            xla.dequantize(w, many),
-            precision=lax.Precision.HIGHEST,
-            preferred_element_type=jnp.float32,
-        )
+        out = xla.dot(x.astype(many), xla.dequantize(w, many))
     return _finished(out, post, plus)
-
-
-def _has_kernel(w: QTensor) -> bool:
-    return native.isa() is not None and calls.supports(w)
 
 
 def _finished(out: Array, post: Norm | None, plus: Array | None) -> Float[Array, "M N"]:
@@ -133,6 +134,6 @@ def _product_jvp(rounding: Rounding, primals: tuple, tangents: tuple) -> tuple[A
     ) -> Array:
         weight = xla.dequantize(w, jnp.dtype(jnp.float32))
         x = applied(x.astype(jnp.float32), prologue)
-        return _finished(lax.dot(x, weight, precision=lax.Precision.HIGHEST), post, plus)
+        return _finished(xla.dot(x, weight), post, plus)
 
     return _product(*primals, rounding), jax.jvp(plain, primals, tangents)[1]

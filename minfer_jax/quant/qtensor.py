@@ -60,6 +60,12 @@ class QTensor:
         return jax.lax.dynamic_index_in_dim(plane, self.layer, axis=0, keepdims=False)
 
     @property
+    def stacked(self) -> bool:
+        """Whether it is a stack of weights."""
+        plane = self.bits[0] if self.dense is None else self.dense
+        return plane.ndim == 4
+
+    @property
     def unit(self) -> int:
         """Columns that a product handles at a time: 32, or a divisor for plain floats of odd K."""
         return 32 if self.fmt.widths else math.gcd(self.shape[1], 32)

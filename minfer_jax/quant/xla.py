@@ -24,6 +24,11 @@ def dequantize(w: QTensor, dtype: jnp.dtype) -> Float[Array, "K N"]:
     return jnp.swapaxes(tiles, 0, 1).reshape(k, -1)[:, :n]
 
 
+def dot(x: Float[Array, "M K"], weight: Float[Array, "K N"]) -> Float[Array, "M N"]:
+    """The product with a dequantised weight, summed in float32."""
+    return lax.dot(x, weight, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
+
+
 def _tiles(w: QTensor) -> Float[Array, "J K R"]:
     """The weight in float32, in its tiles."""
     if w.dense is not None:
@@ -113,6 +118,15 @@ def _looked_up(q: Array, codebook: tuple[int, ...]) -> Array:
 
 def _level(w: QTensor, base: Array, fine: Array | None) -> Float[Array, "J groups R"]:
     """One float32 for each group: `base`, times `fine` where there are two levels."""
+    coarse = _coarse(w, base)
+    each = w.fmt.super_block // w.fmt.group
+    if each > 1:
+        coarse = jnp.repeat(coarse, each, axis=1)
+    return coarse if fine is None else coarse * w.own(fine).astype(jnp.float32)
+
+
+def _coarse(w: QTensor, base: Array) -> Float[Array, "J super_blocks R"]:
+    """`scale` with its factor, or `low`, in float32; no format has both a factor and `low`."""
     base = w.own(base)
     if base.dtype == jnp.uint8:
         assert w.fmt.byte_scale is not None
@@ -121,10 +135,7 @@ def _level(w: QTensor, base: Array, fine: Array | None) -> Float[Array, "J group
     base = base.astype(jnp.float32)
     if w.fmt.factor != 1:
         base = base * jnp.float32(w.fmt.factor)
-    each = w.fmt.super_block // w.fmt.group
-    if each > 1:
-        base = jnp.repeat(base, each, axis=1)
-    return base if fine is None else base * w.own(fine).astype(jnp.float32)
+    return base
 
 
 @jax.jit  # traced and lowered once for each format and shape, however many layers use it
@@ -141,8 +152,7 @@ def matvec(x: Float[Array, "M K"], w: QTensor) -> Float[Array, "M N"]:
     Fields that stand for values of a codebook do come down; a grid is dequantised first.
     """
     if w.fmt.grid is not None:
-        weight = dequantize(w, jnp.dtype(jnp.float32))
-        return lax.dot(x.astype(jnp.float32), weight, precision=lax.Precision.HIGHEST)
+        return dot(x.astype(jnp.float32), dequantize(w, jnp.dtype(jnp.float32)))
     m, k = x.shape
     n, unit = w.shape[0], w.unit
     x = x.astype(jnp.float32).reshape(m, 1, k // unit, unit)
@@ -162,8 +172,8 @@ def matvec(x: Float[Array, "M K"], w: QTensor) -> Float[Array, "M N"]:
 
     def of_group(base: Array, fine: Array | None, g: int) -> Array:
         if fine is None:
-            return _level(w, base, fine)
-        coarse = jnp.repeat(w.own(base).astype(jnp.float32), w.fmt.super_block // unit, axis=1)
+            return _level(w, base, fine)[:, g::groups]
+        coarse = jnp.repeat(_coarse(w, base), w.fmt.super_block // unit, axis=1)
         return coarse * _column(w, fine, groups, g).astype(jnp.float32)
 
     x_sums = x.reshape(m, 1, k // unit, groups, -1).sum(-1)  # M 1 U groups

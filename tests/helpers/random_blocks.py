@@ -3,7 +3,7 @@
 import gguf
 import numpy as np
 
-from minfer_jax.gguf_types import GGML_TYPES
+from minfer_jax.gguf_types import GGML_TYPES, TYPE_IDS
 
 # Where the float16 scales of a block lie, and what to make them, so that random blocks give weights
 # around zero: weight = d q + m, or d scale q - dmin minimum. (Layouts: ggml-common.h.)
@@ -32,8 +32,6 @@ BLOCK_SCALES: dict[str, dict[int, float]] = {
     "IQ4_XS": {0: 1.0},
 }
 OTHER_SCALES = ("IQ1_M", "MXFP4", "NVFP4")  # not float16 in one place
-
-TYPES = {kind.name: number for number, kind in GGML_TYPES.items()}
 
 
 def put_scales(blocks: np.ndarray, kind: str, scales: np.ndarray) -> None:
@@ -68,7 +66,7 @@ def random_blocks(
     Returns:
         uint8 [rows, bytes a row], as in a file.
     """
-    _, block, size = GGML_TYPES[TYPES[kind]]
+    _, block, size = GGML_TYPES[TYPE_IDS[kind]]
     n = shape[0] * shape[1] // block
     blocks = np.frombuffer(rng.bytes(n * size), np.uint8).reshape(n, size).copy()
     put_scales(blocks, kind, np.full(n, 1.0))

@@ -9,9 +9,10 @@ import zlib
 import gguf
 import numpy as np
 
+from minfer_jax.gguf_types import TYPE_IDS
 from minfer_jax.model.registry import ARCHS
 from tests.helpers.gguf_builder import Tensor, dense
-from tests.helpers.random_blocks import TYPES, random_blocks
+from tests.helpers.random_blocks import random_blocks
 from tests.helpers.tiny_options import QK_NORMS, QKV, Options
 
 
@@ -134,7 +135,7 @@ def _matrix(o: Options, name: str, shape: tuple[int, ...], std: float) -> Tensor
     except NotImplementedError:  # gguf-py only reads this type
         rng = np.random.Generator(_bits(o.seed, f"{name}.weight"))
         blocks = random_blocks(kind, (int(np.prod(shape[:-1])), shape[-1]), rng, std)
-        return TYPES[kind], shape, blocks.tobytes()
+        return TYPE_IDS[kind], shape, blocks.tobytes()
 
 
 def _vector(o: Options, name: str, n: int, mean: float) -> np.ndarray:

@@ -41,6 +41,12 @@ def signs_of(index: np.ndarray) -> np.ndarray:
     return bits | ((parity & np.uint8(1)) << np.uint8(7))
 
 
+def packed_signs(words: np.ndarray) -> np.ndarray:
+    """Four such indices from the low bits of each word, uint32 [..., n] -> uint8 [..., 4 n]."""
+    index = (words[..., None] >> np.arange(0, 28, 7, dtype=np.uint32)) & np.uint32(127)
+    return signs_of(index).reshape(*words.shape[:-1], -1)
+
+
 def odd(scales: np.ndarray) -> np.ndarray:
     """2 s + 1 of scales s up to 15, as int8: d (s + 1/2) is d / 2 (2 s + 1)."""
     return (2 * scales.astype(np.uint8) + np.uint8(1)).view(np.int8)

@@ -17,10 +17,8 @@ def unpack(blocks: np.ndarray) -> HostPlanes:
     """uint8 [rows, blocks, 66] -> planes."""
     words = as_words(blocks[..., 2:]).reshape(*blocks.shape[:2], 8, 2)
     rest = words[..., 1]
-    signs = (rest[..., None] >> np.arange(0, 28, 7, dtype=np.uint32)) & np.uint32(127)
-    raw = grids.signs_of(signs).reshape(*blocks.shape[:2], -1)
     return HostPlanes(
-        bits=(words[..., 0], repack_signs(raw)),
+        bits=(words[..., 0], repack_signs(grids.packed_signs(rest))),
         scale=as_f16(blocks[..., :2]),
         sub=grids.odd(rest >> np.uint32(28)),
     )

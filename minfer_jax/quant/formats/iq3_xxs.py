@@ -13,10 +13,8 @@ from minfer_jax.quant.formats.base import Format, Grid, HostPlanes, as_f16, as_w
 def unpack(blocks: np.ndarray) -> HostPlanes:
     """uint8 [rows, blocks, 98] -> planes."""
     rest = as_words(blocks[..., 66:])
-    signs = (rest[..., None] >> np.arange(0, 28, 7, dtype=np.uint32)) & np.uint32(127)
-    raw = grids.signs_of(signs).reshape(*blocks.shape[:2], -1)
     return HostPlanes(
-        bits=(as_words(blocks[..., 2:66]), repack_signs(raw)),
+        bits=(as_words(blocks[..., 2:66]), repack_signs(grids.packed_signs(rest))),
         scale=as_f16(blocks[..., :2]),
         sub=grids.odd(rest >> np.uint32(28)),
     )

@@ -30,7 +30,7 @@ def supports_heads(h: int, h_v: int) -> bool:
     return h % 16 == 0 and h_v % 16 == 0
 
 
-# The numbers that ffi.cpp knows prologues by; 0 for none, 1 for RmsNorm.
+# The numbers of `Prologue` in weight.h; 0 for none, 1 for RmsNorm.
 _GATES = {"silu": 2, "gelu": 3}
 
 
@@ -141,7 +141,7 @@ def _norm(norm: RmsNorm) -> list[Array]:
 
 
 def _planes(w: QTensor, before: list[Array]) -> list[Array]:
-    """The layer, then what comes before the planes, then the planes, as ffi.cpp reads them."""
+    """The layer, then `before`, then the planes, in the order of product_call.h."""
     layer = jnp.uint32(0) if w.layer is None else w.layer
     tables = []
     if w.fmt.codebook is not None:
@@ -158,7 +158,7 @@ _SCALE_TYPES = {None: "h", "float16": "H", "bfloat16": "B"}
 
 
 def _format(w: QTensor) -> np.ndarray:
-    """What ffi.cpp must know of a weight beside its planes: `Format` of product_call.h."""
+    """What a call must know of a weight beside its planes: `Format` of product_call.h."""
     fmt = w.fmt
     widths = (*fmt.widths, 0, 0)
     span, high = (0, 0) if fmt.grid is None else (fmt.grid.span, fmt.grid.high)

@@ -79,7 +79,6 @@ struct Grid {
     const F coarse = widen(scale + (u >> shift) * kLanes) * splat(factor);
     return coarse * widen(sub + (u * groups + g) * kLanes);
   }
-  INLINE F low_of(int64_t, int) const { return splat(0.0f); }
 
   INLINE void prefetch(int64_t u, int ahead) const {
     UNROLL for (int i = 0; i < words; i++)

@@ -7,12 +7,10 @@ import gguf
 import ml_dtypes
 import numpy as np
 
-from minfer_jax.gguf_types import GGML_TYPES
+from minfer_jax.gguf_types import GGML_TYPES, TYPE_IDS
 from minfer_jax.quant.quantizers import code_book, signed, with_minimum
 
-__all__ = ["QUANTIZERS", "TYPE_IDS", "can_dequantize", "dequantize", "largest", "quantize"]
-
-TYPE_IDS = {kind.name: number for number, kind in GGML_TYPES.items()}
+__all__ = ["QUANTIZERS", "can_dequantize", "dequantize", "largest", "quantize"]
 
 
 def _by_gguf_py(name: str) -> Callable[[np.ndarray], np.ndarray]:

@@ -14,6 +14,7 @@ weight = d * value[q], in IQ4_XS d * (scale - 32) * value[q]
 
 import numpy as np
 
+from minfer_jax.quant.formats import codebooks
 from minfer_jax.quant.quantizers.fit import fit_scale, importance
 from minfer_jax.quant.quantizers.pack import (
     groups_first,
@@ -24,10 +25,7 @@ from minfer_jax.quant.quantizers.pack import (
     signed_integers,
 )
 
-# kvalues_iq4nl of ggml/src/ggml-common.h
-VALUES = np.array(
-    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32
-)
+VALUES = np.array(codebooks.IQ4_CODEBOOK, np.float32) - np.float32(codebooks.IQ4_ZERO)
 
 # Halfway between two values is a multiple of 1/2, so the nearest is found by a table over halves.
 _REACH = 160  # further out there is only the outermost value
