@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from minfer_jax.model.config import LayerSpec, ModelConfig, ModelError, Router
-from minfer_jax.model.keys import Keys
+from minfer_jax.model.keys import LARGEST, SMALLEST, Keys, shown
 from minfer_jax.model.rope import RopeSpec, Yarn
 
 
@@ -71,7 +71,7 @@ def read_config(arch: Arch, keys: Keys, n_vocab: int) -> ModelConfig:
     head_dim = keys.integer("attention.key_length", n_embd // n_head, minimum=1)
     value_dim = keys.integer("attention.value_length", n_embd // n_head, minimum=1)
     n_layer = _n_layer(keys)
-    n_ctx_train = keys.integer("context_length", minimum=1)
+    n_ctx_train = min(keys.integer("context_length", minimum=1), MAX_POSITIONS)
     cfg = ModelConfig(
         arch=arch.name,
         n_layer=n_layer,
@@ -128,6 +128,7 @@ def _router(arch: Arch, keys: Keys) -> Router | None:
     return Router(n_expert=n_expert, n_used=n_used, gating=arch.gating, normalize=arch.normalize)
 
 
+MAX_POSITIONS = 2**31 - 1  # positions are int32
 SCALINGS = ("none", "linear", "yarn", "longrope")
 
 
@@ -145,7 +146,7 @@ def _rope(keys: Keys, head_dim: int, n_ctx_train: int) -> RopeSpec:
     kind = keys.text("rope.scaling.type", "linear")
     if kind not in SCALINGS:
         raise ModelError(
-            f"{keys.arch}.rope.scaling.type is {kind!r}, expected one of {', '.join(SCALINGS)}"
+            f"{keys.arch}.rope.scaling.type is {shown(kind)}, expected one of {', '.join(SCALINGS)}"
         )
     old = keys.number("rope.scale_linear", 0.0, minimum=0.0)
     factor = keys.number("rope.scaling.factor", old, minimum=0.0)
@@ -161,6 +162,11 @@ def _rope(keys: Keys, head_dim: int, n_ctx_train: int) -> RopeSpec:
         multiplier = keys.number("rope.scaling.yarn_log_multiplier", 0.0, minimum=0.0)
         stretch = math.log(max(factor, 1.0))
         magnitude *= (1.0 + 0.1 * stretch) / (1.0 + 0.1 * multiplier * stretch)
+        if not SMALLEST <= magnitude <= LARGEST:
+            raise ModelError(
+                f"{keys.arch}.rope.scaling.attn_factor and yarn_log_multiplier make a factor of "
+                f"{magnitude:.4g} on cosines and sines, expected one that float32 holds"
+            )
     return RopeSpec(
         # YaRN divides by the logarithm of the base.
         base=keys.number("rope.freq_base", 10000.0, minimum=1.0 if yarn else 0.0, above=True),
@@ -173,4 +179,5 @@ def _rope(keys: Keys, head_dim: int, n_ctx_train: int) -> RopeSpec:
 
 def original_context(keys: Keys, n_ctx_train: int) -> int:
     """The context that the model had before it was stretched; 0 in the file means n_ctx_train."""
-    return min(keys.integer("rope.scaling.original_context_length", 0), 2**31 - 1) or n_ctx_train
+    length = keys.integer("rope.scaling.original_context_length", 0)
+    return min(length, MAX_POSITIONS) or n_ctx_train
