@@ -115,8 +115,8 @@ KEYS: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"rope.freq_base": TINY}, "expected a number above 0 that float32 holds"),
     (
         "llama",
-        {"rope.freq_base": 1.2e-38, "rope.scale_linear": 1e-6},
-        "RoPE with base 1.2e-38, 16 dimensions and a stretch of 1e-06 turns by more than float32",
+        {"rope.freq_base": 1.2e-38, "rope.scale_linear": 2e-6},
+        "RoPE with base 1.2e-38, 16 dimensions and a stretch of 2e-06 turns by more than float32",
     ),
     ("llama", YARN | {"rope.scaling.yarn_beta_fast": TINY}, "yarn_beta_fast is"),
     ("llama", YARN | {"rope.scaling.yarn_beta_slow": TINY}, "yarn_beta_slow is"),
