@@ -10,7 +10,6 @@ N_CTX = 4096  # positions of context, unless told
 MAX_TOKENS = 512  # tokens of an answer, unless told
 CHUNK = 512  # tokens that one prefill call takes at most, unless told
 BUCKETS = (32, 128, 512)  # lengths that a prefill is compiled for, as far as the chunk allows
-MAX_POSITIONS = 2**31 - 1  # positions are int32
 _FREE_AT_LEAST = 4  # positions of a context that a shift can always use, as in llama.cpp
 
 

@@ -19,7 +19,6 @@ from jaxtyping import Float
 from minfer_jax import state_file
 from minfer_jax.context import (
     CHUNK,
-    MAX_POSITIONS,
     MAX_TOKENS,
     N_CTX,
     EngineError,
@@ -28,7 +27,7 @@ from minfer_jax.context import (
     common_prefix,
 )
 from minfer_jax.kv_store import LAYOUT
-from minfer_jax.model.config import ModelConfig
+from minfer_jax.model.config import MAX_POSITIONS, ModelConfig
 from minfer_jax.model.params import Params
 from minfer_jax.programs import Compile, all_logits, burst, decode, prefill, program_name
 from minfer_jax.run_stats import RunStats

@@ -141,20 +141,8 @@ KEYS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"nextn_predict_layers": 3}, "nextn_predict_layers is 3, expected less than block_count 3"),
     (
-        {"rope.scaling.type": "yarn", "rope.scaling.yarn_beta_fast": 0.0},
-        "yarn_beta_fast is 0.0, expected a number above 0",
-    ),
-    (
-        {"rope.scaling.type": "yarn", "rope.scaling.yarn_beta_slow": -1.0},
-        "yarn_beta_slow is -1.0, expected a number above 0",
-    ),
-    (
         {"rope.scaling.type": "yarn", "rope.freq_base": 1.0},
         "rope.freq_base is 1.0, expected a number above 1",
-    ),
-    (
-        {"rope.scaling.type": "yarn", "rope.scaling.yarn_log_multiplier": -20.0},
-        "yarn_log_multiplier is -20.0, expected a number >= 0",
     ),
 ]
 
@@ -162,6 +150,19 @@ KEYS: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("keys", "message"), KEYS, ids=lambda value: str(value)[:50])
 def test_wrong_keys(keys: dict[str, Any], message: str, tmp_path: Path):
     assert message in refusal(tmp_path, tiny_model("llama", keys=keys))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("beta_fast", 0.0, "yarn_beta_fast is 0.0, expected a number above 0"),
+        ("beta_slow", -1.0, "yarn_beta_slow is -1.0, expected a number above 0"),
+        ("log_multiplier", -20.0, "yarn_log_multiplier is -20.0, expected a number >= 0"),
+    ],
+)
+def test_wrong_constants_of_yarn(key: str, value: float, message: str, tmp_path: Path):
+    keys = {"rope.scaling.type": "yarn", f"rope.scaling.yarn_{key}": value}
+    assert message in refusal(tmp_path, tiny_model("mistral3", keys=keys))
 
 
 def test_a_sliding_pattern_that_is_too_short(tmp_path: Path):

@@ -26,8 +26,8 @@ def check(t: Tensors, prefix: str, cfg: ModelConfig, arch: Arch) -> None:
     out = cfg.n_head * cfg.value_dim
     if t.has(f"{prefix}attn_qkv.weight"):
         maps.check(t, f"{prefix}attn_qkv", sum(widths), cfg.n_embd)
-        for name, width in zip(QKV, widths, strict=True):
-            if t.has(f"{prefix}{name}.bias"):
+        if _apart_biases(t, prefix):
+            for name, width in zip(QKV, widths, strict=True):
                 t.check(f"{prefix}{name}.bias", (width,))
     else:
         for name, width in zip(QKV, widths, strict=True):
@@ -99,11 +99,17 @@ def _check_experts(t: Tensors, prefix: str, cfg: ModelConfig) -> None:
         n = 2 * n_ff if name.endswith("gate_up_exps") else n_ff
         maps.check_experts(t, name, n_expert, n, cfg.n_embd)
     maps.check_experts(t, f"{prefix}ffn_down_exps", n_expert, cfg.n_embd, n_ff)
-    shared = t.file.tensors.get(f"{prefix}ffn_down_shexp.weight")
-    if shared is not None:
-        _check_mlp(t, prefix, "_shexp", shared.shape[-1], cfg, gated=True)
+    if _has_shared(t, prefix):
+        down = t.file.tensors.get(f"{prefix}ffn_down_shexp.weight")
+        n_ff = cfg.n_ff if down is None else down.shape[-1]
+        _check_mlp(t, prefix, "_shexp", n_ff, cfg, gated=True)
     if t.has(f"{prefix}ffn_gate_inp_shexp.weight"):
         t.check(f"{prefix}ffn_gate_inp_shexp.weight", (cfg.n_embd,))
+
+
+def _has_shared(t: Tensors, prefix: str) -> bool:
+    """Whether a block has a shared expert, be it only a part of one."""
+    return any(t.has(f"{prefix}ffn_{name}_shexp.weight") for name in ("gate", "up", "down"))
 
 
 def _expert_up(t: Tensors, prefix: str) -> list[str]:
@@ -167,17 +173,23 @@ def _stacked_if(t: Tensors, prefixes: list[str], name: str) -> Array | None:
 def _fused_qkv(t: Tensors, prefixes: list[str]) -> Linear:
     """q, k and v in one tensor; old files keep the three biases apart (create_tensor_qkv)."""
     (fused,) = maps.load(t, [[f"{prefix}attn_qkv"] for prefix in prefixes])
-    if fused.bias is None and t.has(f"{prefixes[0]}attn_q.bias"):
+    if _apart_biases(t, prefixes[0]):
         rows = [[t.vector(f"{prefix}{name}.bias") for name in QKV] for prefix in prefixes]
         bias = jnp.asarray(np.stack([np.concatenate(row) for row in rows]))
         fused = dataclasses.replace(fused, bias=bias)
     return fused
 
 
+def _apart_biases(t: Tensors, prefix: str) -> bool:
+    """Whether the fused map of a block has biases apart, be it one of three."""
+    names = (f"{prefix}{name}.bias" for name in QKV)
+    return not t.has(f"{prefix}attn_qkv.bias") and any(map(t.has, names))
+
+
 def _mlp(t: Tensors, prefixes: list[str], end: str = "") -> Mlp:
-    """An MLP of each layer; what `check` let pass without a gate has none, or one beside up."""
+    """An MLP of each layer; where `check` wanted no gate it has none, or one beside up."""
     parts = [f"ffn_{name}{end}" for name in ("gate", "up")]
-    if not t.has(f"{prefixes[0]}{parts[0]}.weight"):
+    if f"{prefixes[0]}{parts[0]}.weight" not in t.used:  # a gate that is there may be a stray
         parts = parts[1:]
     names = [[prefix + part for part in parts] for prefix in prefixes]
     down = [[f"{prefix}ffn_down{end}"] for prefix in prefixes]
@@ -198,6 +210,6 @@ def _experts(t: Tensors, prefixes: list[str], cfg: ModelConfig) -> Experts:
         choice_bias=_stacked_if(t, prefixes, "exp_probs_b.bias"),
         up=maps.load_experts(t, [_expert_up(t, p) for p in prefixes], n_expert),
         down=maps.load_experts(t, [[f"{p}ffn_down_exps"] for p in prefixes], n_expert)[0],
-        shared=_mlp(t, prefixes, "_shexp") if t.has(f"{first}ffn_down_shexp.weight") else None,
+        shared=_mlp(t, prefixes, "_shexp") if _has_shared(t, first) else None,
         shared_gate=_stacked_if(t, prefixes, "ffn_gate_inp_shexp.weight"),
     )

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from minfer_jax.model.rope import RopeSpec
 from minfer_jax.quant.matmul import EXACT, Rounding
 
+MAX_POSITIONS = 2**31 - 1  # positions are int32
+
 
 class ModelError(ValueError):
     """The file cannot be run: a key or tensor is missing, wrong or unsupported. One line."""

@@ -1,5 +1,6 @@
 """Typed access to GGUF metadata."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,14 @@ import numpy as np
 from minfer_jax.model.config import ModelError
 
 _MISSING: Any = object()
-_LARGEST = float(np.finfo(np.float32).max)
+LARGEST = float(np.finfo(np.float32).max)
+SMALLEST = float(np.finfo(np.float32).tiny)  # what is nearer to 0 has no finite reciprocal
+
+
+def shown(value: object) -> str:
+    """A value from a file, fit for a message: it may hold megabytes."""
+    text = repr(value[:100] if isinstance(value, str | list) else value)
+    return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 @dataclass(frozen=True)
@@ -27,7 +35,7 @@ class Keys:
         value = self._single(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
             raise ModelError(
-                f"{self._key(name)} is {value!r}, expected a whole number >= {minimum}"
+                f"{self._key(name)} is {shown(value)}, expected a whole number >= {minimum}"
             )
         return value
 
@@ -36,32 +44,35 @@ class Keys:
         name: str,
         default: float = _MISSING,
         *,
-        minimum: float = -_LARGEST,
+        minimum: float = -LARGEST,
         above: bool = False,
     ) -> float:
         """A number that float32 holds, of at least `minimum`, or `above` it."""
-        value = self._single(name, default)
+        value, fits = self._single(name, default), True
         if isinstance(value, int | float) and not isinstance(value, bool):
-            if minimum <= value <= _LARGEST and not (above and value == minimum):
+            fits = value == 0 or SMALLEST <= abs(value) <= LARGEST
+            if fits and value >= minimum and not (above and value == minimum):
                 return float(value)
-        if minimum == -_LARGEST:
+        if minimum == -LARGEST:
             expected = "a finite number"
         else:
             expected = f"a number {'above' if above else '>='} {minimum:g}"
-        raise ModelError(f"{self._key(name)} is {value!r}, expected {expected}")
+        if not fits and math.isfinite(value):
+            expected += " that float32 holds"
+        raise ModelError(f"{self._key(name)} is {shown(value)}, expected {expected}")
 
     def text(self, name: str, default: str = _MISSING) -> str:
         """A string."""
         value = self._get(name, default)
         if not isinstance(value, str):
-            raise ModelError(f"{self._key(name)} is {value!r}, expected a string")
+            raise ModelError(f"{self._key(name)} is {shown(value)}, expected a string")
         return value
 
     def boolean(self, name: str, default: bool = _MISSING) -> bool:
         """True or false."""
         value = self._single(name, default)
         if not isinstance(value, bool):
-            raise ModelError(f"{self._key(name)} is {value!r}, expected true or false")
+            raise ModelError(f"{self._key(name)} is {shown(value)}, expected true or false")
         return value
 
     def array(self, name: str) -> np.ndarray | None:

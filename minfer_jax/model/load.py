@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
 from minfer_jax import memory
@@ -122,6 +123,7 @@ def _load_params(t: Tensors, cfg: ModelConfig, arch: Arch) -> Params:
         raise ModelError("; ".join(t.problems[:8]) + more)
     _warn_of_unused(t)
 
+    frequencies = _rope_frequencies(t, cfg)
     groups = _groups(t, cfg)
     token_embd = t.weights([["token_embd.weight"]], stacked=False)
     head = token_embd if tied else t.weights([["output.weight"]], stacked=False)
@@ -131,7 +133,7 @@ def _load_params(t: Tensors, cfg: ModelConfig, arch: Arch) -> Params:
         groups=tuple(block_tensors.load(t, layers, cfg, arch) for layers in groups),
         output_norm=_output_norm(t, cfg, arch),
         output=Linear(weight=head, **extras),
-        rope=_rope_frequencies(t, cfg),
+        rope=frequencies,
         order=_order(groups),
     )
 
@@ -148,17 +150,31 @@ def _with_long_rope(file: GGUFFile, keys: Keys, cfg: ModelConfig) -> ModelConfig
 
 
 def _rope_frequencies(t: Tensors, cfg: ModelConfig) -> tuple[Array, ...]:
-    """The frequencies of each of cfg.ropes."""
+    """The frequencies of each of cfg.ropes.
+
+    Raises:
+        ModelError: factors that divide them are not above 0, or they are none that float32 holds.
+    """
     any_length, short, long = (
         t.vector(f"{name}.weight") if t.has(f"{name}.weight") else None for name in ROPE_FACTORS
     )
+    for name, own in zip(ROPE_FACTORS, (any_length, short, long), strict=True):
+        if own is not None and not np.all(np.isfinite(own) & (own > 0)):
+            raise ModelError(
+                f"{name}.weight holds {own.min():.4g}, expected finite factors above 0"
+            )
     factors = [short if any_length is None else any_length] * len(cfg.ropes)
     if cfg.long_rope is not None:
         factors[cfg.long_rope[1]] = long
-    return tuple(
-        jnp.asarray(rope.frequencies(spec, own))
-        for spec, own in zip(cfg.ropes, factors, strict=True)
-    )
+    with np.errstate(over="ignore"):
+        found = [rope.frequencies(s, own) for s, own in zip(cfg.ropes, factors, strict=True)]
+    for spec, values in zip(cfg.ropes, found, strict=True):
+        if not np.isfinite(values).all():
+            raise ModelError(
+                f"RoPE with base {spec.base:.4g}, {spec.dims} dimensions and a stretch of "
+                f"{1.0 / spec.freq_scale:.4g} turns by more than float32 holds"
+            )
+    return tuple(map(jnp.asarray, found))
 
 
 def _output_norm(t: Tensors, cfg: ModelConfig, arch: Arch) -> Norm:
@@ -170,7 +186,10 @@ def _output_norm(t: Tensors, cfg: ModelConfig, arch: Arch) -> Norm:
 
 
 def _groups(t: Tensors, cfg: ModelConfig) -> list[list[int]]:
-    """Layers that are alike, in the order in which the first of each group appears."""
+    """Layers that are alike, in the order in which the first of each group appears.
+
+    Shapes may differ: the width of experts is whatever the layer's own tensors have.
+    """
     groups: dict[object, list[int]] = {}
     for i, spec in enumerate(cfg.layers):
         prefix = f"blk.{i}."

@@ -37,6 +37,7 @@ from minfer_jax.model.archs import (
 )
 from minfer_jax.model.archs.base import Arch
 from minfer_jax.model.config import ModelError
+from minfer_jax.model.keys import shown
 
 ARCHS: dict[str, Arch] = {
     "arcee": arcee.ARCH,
@@ -83,6 +84,6 @@ def find(name: str) -> Arch:
     """
     if name not in ARCHS:
         raise ModelError(
-            f"architecture {name!r} is not supported; supported are {', '.join(sorted(ARCHS))}"
+            f"architecture {shown(name)} is not supported; supported are {', '.join(sorted(ARCHS))}"
         )
     return ARCHS[name]

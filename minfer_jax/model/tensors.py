@@ -47,6 +47,8 @@ class Tensors:
         info = self.file.tensors.get(name)
         if info is None:
             self.problems.append(f"{name} is missing")
+        elif 0 in info.shape:
+            self.problems.append(f"{name} has shape {list(info.shape)}, expected one with elements")
         elif info.shape != shape:
             self.problems.append(f"{name} has shape {list(info.shape)}, expected {list(shape)}")
         elif info.ggml_type not in FORMATS:

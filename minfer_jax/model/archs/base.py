@@ -4,11 +4,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from minfer_jax.model.config import LayerSpec, ModelConfig, ModelError, Router
-from minfer_jax.model.keys import Keys
+from minfer_jax.model.config import MAX_POSITIONS, LayerSpec, ModelConfig, ModelError, Router
+from minfer_jax.model.keys import LARGEST, SMALLEST, Keys, shown
 from minfer_jax.model.rope import RopeSpec, Yarn
-
-_MOST = 2**31 - 1  # positions are int32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +77,7 @@ def read_config(arch: Arch, keys: Keys, n_vocab: int) -> ModelConfig:
         )
     head_dim = keys.integer("attention.key_length", n_embd // n_head, minimum=1)
     n_layer = _n_layer(keys)
-    n_ctx_train = min(keys.integer("context_length", minimum=1), _MOST)
+    n_ctx_train = min(keys.integer("context_length", minimum=1), MAX_POSITIONS)
     cfg = ModelConfig(
         arch=arch.name,
         n_layer=n_layer,
@@ -152,7 +150,7 @@ def _rope(arch: Arch, keys: Keys, head_dim: int, n_ctx_train: int) -> RopeSpec:
     kind = keys.text("rope.scaling.type", "linear")
     if kind not in SCALINGS:
         raise ModelError(
-            f"{keys.arch}.rope.scaling.type is {kind!r}, expected one of {', '.join(SCALINGS)}"
+            f"{keys.arch}.rope.scaling.type is {shown(kind)}, expected one of {', '.join(SCALINGS)}"
         )
     old = keys.number("rope.scale_linear", 0.0, minimum=0.0)
     factor = keys.number("rope.scaling.factor", old, minimum=0.0)
@@ -172,6 +170,11 @@ def _rope(arch: Arch, keys: Keys, head_dim: int, n_ctx_train: int) -> RopeSpec:
         yarn = Yarn(n_ctx_orig=original_context(keys, n_ctx_train), **betas)
         stretch = math.log(max(factor, 1.0))
         magnitude *= (1.0 + 0.1 * stretch) / (1.0 + 0.1 * multiplier * stretch)
+        if not SMALLEST <= magnitude <= LARGEST:
+            raise ModelError(
+                f"{keys.arch}.rope.scaling.attn_factor and yarn_log_multiplier make a factor of "
+                f"{magnitude:.4g} on cosines and sines, expected one that float32 holds"
+            )
     return RopeSpec(
         # YaRN divides by the logarithm of the base.
         base=keys.number("rope.freq_base", 10000.0, minimum=1.0 if yarn else 0.0, above=True),
@@ -184,4 +187,5 @@ def _rope(arch: Arch, keys: Keys, head_dim: int, n_ctx_train: int) -> RopeSpec:
 
 def original_context(keys: Keys, n_ctx_train: int) -> int:
     """The context that the model had before it was stretched; 0 in the file means n_ctx_train."""
-    return min(keys.integer("rope.scaling.original_context_length", 0), _MOST) or n_ctx_train
+    length = keys.integer("rope.scaling.original_context_length", 0)
+    return min(length, MAX_POSITIONS) or n_ctx_train

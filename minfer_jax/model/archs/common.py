@@ -65,8 +65,10 @@ def with_window(
 
 def local_rope(cfg: ModelConfig, keys: Keys) -> RopeSpec:
     """The rotation of all layers, but with the base that sliding ones have."""
-    base = keys.number("rope.freq_base_swa", cfg.ropes[0].base, minimum=0.0, above=True)
-    return dataclasses.replace(cfg.ropes[0], base=base)
+    full = cfg.ropes[0]
+    least = 1.0 if full.yarn else 0.0  # YaRN divides by the base's logarithm
+    base = keys.number("rope.freq_base_swa", full.base, minimum=least, above=True)
+    return dataclasses.replace(full, base=base)
 
 
 def sliding_layers(cfg: ModelConfig, keys: Keys, period: int) -> tuple[bool, ...]:
