@@ -18,11 +18,12 @@ from absl import app, flags, logging
 
 from minfer_jax import host, metadata_report, sources
 from minfer_jax.command import fail, guarded, leave, say
-from minfer_jax.context import MAX_POSITIONS, check_prompt_fits
+from minfer_jax.context import check_prompt_fits
 from minfer_jax.engine import Engine
 from minfer_jax.generate_flags import Options, UsageError, help_text, parse
 from minfer_jax.gguf import GGUFFile, open_gguf
 from minfer_jax.language_model import LanguageModel, from_file
+from minfer_jax.model.config import MAX_POSITIONS
 from minfer_jax.model.load import read_model_config
 from minfer_jax.prompt import encode_prompt
 from minfer_jax.tokenizer import Tokenizer

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from minfer_jax.context import MAX_POSITIONS
 from minfer_jax.kv_store import KVStore, Rows
+from minfer_jax.model.config import MAX_POSITIONS
 from minfer_jax.sampling import SamplingParams
 from minfer_jax.sampling.state import WINDOW
 from minfer_jax.state_file import StateError
