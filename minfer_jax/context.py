@@ -2,6 +2,7 @@
 dropped when it is full.
 """
 
+import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,14 +18,33 @@ class EngineError(ValueError):
     """What was asked cannot be run. One line."""
 
 
+def whole(name: str, value: object, least: int | None = None) -> int:
+    """An integer as Python's own, which numpy's are not: a saved state takes no others.
+
+    Args:
+        name: of the argument, for the message.
+        value: what was given.
+        least: what it must not be below.
+
+    Raises:
+        EngineError: it is no integer, or too small.
+    """
+    try:
+        number = operator.index(value)  # pyright: ignore
+    except TypeError:
+        raise EngineError(f"{name} is {value!r}, expected an integer") from None
+    if least is not None and number < least:
+        raise EngineError(f"{name} is {number}, expected at least {least}")
+    return number
+
+
 def buckets(n_ctx: int, chunk: int) -> tuple[int, ...]:
     """The numbers of tokens that a prefill is compiled for; the last is the chunk.
 
     Raises:
-        EngineError: the chunk is below 1.
+        EngineError: the chunk is no integer, or below 1.
     """
-    if chunk < 1:
-        raise EngineError(f"prefill_chunk is {chunk}, expected at least 1")
+    chunk = whole("prefill_chunk", chunk, 1)
     longest = min(n_ctx, chunk)
     return *(b for b in BUCKETS if b < longest), longest
 

@@ -25,6 +25,7 @@ from minfer_jax.context import (
     check_prompt_fits,
     checked_ids,
     common_prefix,
+    whole,
 )
 from minfer_jax.kv_store import LAYOUT
 from minfer_jax.model.config import MAX_POSITIONS, ModelConfig
@@ -64,10 +65,9 @@ class Engine:
                 of sliding layers grow with it.
 
         Raises:
-            EngineError: n_ctx or prefill_chunk is below 1.
+            EngineError: n_ctx or prefill_chunk is no integer, or below 1.
         """
-        if n_ctx < 1:
-            raise EngineError(f"n_ctx is {n_ctx}, expected at least 1")
+        n_ctx = whole("n_ctx", n_ctx, 1)
         self.params = params
         self.cfg = cfg
         self.n_ctx = min(n_ctx, cfg.n_ctx_train, MAX_POSITIONS)
@@ -103,19 +103,20 @@ class Engine:
 
         Raises:
             EngineError: the prompt is empty, too long, or holds ids outside the vocabulary;
-                max_tokens is negative; the model gives no finite logits; another run has begun
-                meanwhile.
+                max_tokens is negative; it, n_keep or a stop id is no integer; the model gives no
+                finite logits; another run has begun meanwhile.
             ValueError: a sampling value is out of its range.
         """
         chosen = SamplingParams(repeat_penalty=repeat_penalty, **sampling)  # pyright: ignore
         ids = self._checked(token_ids)
+        stops, n_keep = {whole("a stop id", i) for i in stop_ids}, whole("n_keep", n_keep)
         options = RunOptions(
             sampling=chosen,
-            stop_ids=frozenset(int(i) for i in stop_ids if 0 <= i < MAX_POSITIONS),
+            stop_ids=frozenset(i for i in stops if 0 <= i < self.cfg.n_vocab),
             context_shift=bool(context_shift),
             n_keep=len(ids) if n_keep < 0 else min(n_keep, MAX_POSITIONS),
         )
-        return self._begin(ids.tolist(), options, _checked_max(max_tokens), reuse)
+        return self._begin(ids.tolist(), options, whole("max_tokens", max_tokens, 0), reuse)
 
     def continue_tokens(self, max_tokens: int = MAX_TOKENS) -> Iterator[int]:
         """Tokens that the latest run, or the one that was restored, would have yielded next.
@@ -129,7 +130,7 @@ class Engine:
             EngineError: there is no run to continue, or as for `generate_tokens`.
         """
         self._held()
-        return self._continue(_checked_max(max_tokens))
+        return self._continue(whole("max_tokens", max_tokens, 0))
 
     def logits(
         self, token_ids: Sequence[int], chunk: int | None = None
@@ -149,7 +150,7 @@ class Engine:
         """
         ids = self._checked(token_ids)
         runner, longest = self._runner, self._runner.buckets[-1]
-        if chunk is not None and not 1 <= chunk <= longest:
+        if chunk is not None and not 1 <= (chunk := whole("chunk", chunk)) <= longest:
             raise EngineError(f"chunk is {chunk}, expected 1 to {longest}")
         self.forget()
         out = np.empty((len(ids), self.cfg.n_vocab), np.float32)
@@ -325,9 +326,3 @@ class Engine:
         ids = checked_ids(token_ids, self.cfg.n_vocab)
         check_prompt_fits(len(ids), self.n_ctx, self.cfg.n_ctx_train)
         return ids
-
-
-def _checked_max(max_tokens: int) -> int:
-    if max_tokens < 0:
-        raise EngineError(f"max_tokens is {max_tokens}, expected 0 or more")
-    return max_tokens

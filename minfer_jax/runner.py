@@ -35,7 +35,7 @@ class Runner:
         """Compiles and allocates nothing yet.
 
         Raises:
-            EngineError: prefill_chunk is below 1.
+            EngineError: prefill_chunk is no integer, or below 1.
         """
         self.n_ctx = n_ctx
         self.buckets = buckets(n_ctx, prefill_chunk)

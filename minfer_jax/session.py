@@ -21,8 +21,6 @@ from minfer_jax.sampling import SamplingParams
 from minfer_jax.sampling.state import WINDOW
 from minfer_jax.state_file import StateError
 
-_MOST_STOPS = 1 << 20
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
@@ -84,8 +82,8 @@ def to_parts(snapshot: Snapshot) -> tuple[dict[str, Any], list[np.ndarray]]:
     """(header, arrays) of a file."""
     session, options = snapshot.session, snapshot.session.options
     whole = ("top_k", "seed")
-    sampling = {  # numbers may be numpy's, which JSON does not take
-        name: int(value) if name in whole else float(value)
+    sampling = {  # numbers may be numpy's, or longer than what JSON takes
+        name: min(int(value), 2**64 - 1) if name in whole else float(value)
         for name, value in dataclasses.asdict(options.sampling).items()
     }
     header = {
@@ -136,7 +134,7 @@ class Expected:
             isinstance(first, list) and len(first) == 2 and all(_is_count(f, n_rows) for f in first)
         ):
             raise StateError(f"first is {first!r}, expected two positions up to {n_rows}")
-        if not 1 <= n_recent <= WINDOW or n_stops > _MOST_STOPS:
+        if not 1 <= n_recent <= WINDOW or n_stops > self._n_vocab:
             raise StateError(f"it has {n_recent} recent tokens and {n_stops} that stop")
         expected = self._store.expected(n_rows, (first[0], first[1]))
         if arrays[3:] != expected:

@@ -31,6 +31,8 @@ MAGIC = b"MINFERST"
 VERSION = 1
 _FIXED = struct.Struct("<8sIIQ")
 _MOST_HEADER = 1 << 16
+_MOST_AXES = 8
+_MOST_MESSAGE = 1000  # characters
 _DIGEST = 32
 _BLOCK = 1 << 20
 _DTYPES = {
@@ -82,13 +84,17 @@ def write(
                 digest.update(part)
                 file.write(part)
             file.write(digest.digest())
-    except OSError as e:
-        raise StateError(f"{_line(path)}: cannot be written ({e.strerror or e})") from e
+    except (OSError, ValueError) as e:  # ValueError: a path that no file can have
+        raise StateError(f"{_line(path)}: cannot be written ({_why(e)})") from e
 
 
-def _line(path: str | Path) -> str:
-    """A path in a message of one line."""
-    return str(path) if str(path).isprintable() else repr(str(path))
+def _line(text: object) -> str:
+    """A path, or another's text, in a message of one line."""
+    return str(text) if str(text).isprintable() else repr(str(text))
+
+
+def _why(e: OSError | ValueError) -> str:
+    return (isinstance(e, OSError) and e.strerror) or _line(e)
 
 
 def _parts(begin: bytes, arrays: Sequence[np.ndarray]) -> Iterator[bytes | memoryview]:
@@ -123,9 +129,10 @@ def read(
         with open(path, "rb") as file:
             return build(*_read(file, identity, check))
     except StateError as e:
-        raise StateError(f"{_line(path)}: {e}") from None
-    except OSError as e:
-        raise StateError(f"{_line(path)}: cannot be read ({e.strerror or e})") from e
+        # A forged file may have put anything into it.
+        raise StateError(f"{_line(path)}: {_line(str(e)[:_MOST_MESSAGE])}") from None
+    except (OSError, ValueError) as e:  # ValueError: a path that no file can have
+        raise StateError(f"{_line(path)}: cannot be read ({_why(e)})") from e
 
 
 def _read(
@@ -179,6 +186,8 @@ def _parsed(text: bytes) -> tuple[dict[str, Any], dict[str, Any], Listed]:
         identity, header = value["identity"], value["header"]
         listed = [(tuple(shape), _DTYPES[name]) for name, shape in value["arrays"]]
         if not isinstance(identity, dict) or not isinstance(header, dict):
+            raise TypeError
+        if any(len(shape) > _MOST_AXES for shape, _ in listed):
             raise TypeError
         for size in (s for shape, _ in listed for s in shape):
             if type(size) is not int or not 0 <= size < 2**40:

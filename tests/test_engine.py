@@ -218,7 +218,7 @@ def test_max_tokens(ringed):
     for n in (1, 2, 5):
         assert list(ringed.generate_tokens(PROMPT, n, **GREEDY)) == tokens[:n]
         assert (ringed.stats.n_generated, ringed.stats.finish_reason) == (n, "length")
-    with pytest.raises(EngineError, match="max_tokens is -1, expected 0 or more"):
+    with pytest.raises(EngineError, match="max_tokens is -1, expected at least 0"):
         ringed.generate_tokens(PROMPT, -1)
 
 
@@ -276,6 +276,23 @@ def test_any_integers_are_ids(ringed, ids):
 def test_a_chunk_that_no_program_has(ringed, chunk):
     with pytest.raises(EngineError, match=f"chunk is {chunk}, expected 1 to 8"):
         ringed.logits(PROMPT, chunk=chunk)
+
+
+@pytest.mark.parametrize("wrong", [1.5, float("nan"), float("inf"), "3", None])
+def test_what_is_no_integer_is_refused_at_once(ringed, small, wrong):
+    """Not after some tokens, where it is first used."""
+    shown = f"is {wrong!r}, expected an integer"
+    for name in ("max_tokens", "n_keep"):
+        with pytest.raises(EngineError, match=f"{name} {shown}"):
+            ringed.generate_tokens(PROMPT, **{name: wrong})
+    with pytest.raises(EngineError, match=f"a stop id {shown}"):
+        ringed.generate_tokens(PROMPT, 1, stop_ids=[3, wrong])
+    for name in ("n_ctx", "prefill_chunk"):
+        with pytest.raises(EngineError, match=f"{name} {shown}"):
+            Engine(*reversed(small), **{name: wrong})
+    if wrong is not None:
+        with pytest.raises(EngineError, match=f"chunk {shown}"):
+            ringed.logits(PROMPT, chunk=wrong)
 
 
 def test_sampling_values_are_checked_at_once(ringed):

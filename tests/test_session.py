@@ -140,6 +140,25 @@ def test_a_full_context_is_saved_and_shifts_after(engine, other, tmp_path):
     assert [*part, *other.continue_tokens(28)] == whole
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"n_keep": np.int64(3), "context_shift": np.bool_(True)},
+        {"stop_ids": range(96, 97 + 2**20)},  # ids that no token has
+        {"stop_ids": np.arange(0, 96, 2)},
+        {"top_k": 10**5000},
+    ],
+)
+def test_whatever_a_run_takes_can_be_saved(engine, tmp_path, options):
+    run(engine, LONG[:9], 12, **options)
+    tokens = engine.tokens
+    engine.save_state(tmp_path / "state", "m")
+    more = list(engine.continue_tokens(5))
+    engine.load_state(tmp_path / "state", "m")
+    assert engine.tokens == tokens
+    assert list(engine.continue_tokens(5)) == more
+
+
 def test_a_snapshot_is_a_value(engine):
     """What the engine does later does not show in it, and it can be put back again and again."""
     run(engine, LONG[:9], 4, **DRAWN)
@@ -204,6 +223,16 @@ def test_where_a_file_cannot_be_written(engine, tmp_path):
     assert not list(tmp_path.iterdir()), "nothing half written is left"
 
 
+@pytest.mark.parametrize("name", ["a\0b", "a\ud800b"])
+def test_names_that_no_file_can_have(engine, tmp_path, name):
+    run(engine, LONG[:5], 1)
+    for call, why in ((engine.save_state, "cannot be written"), (engine.load_state, "read")):
+        with pytest.raises(StateError, match=why) as caught:
+            call(tmp_path / name, "m")
+        assert str(caught.value).isprintable()
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_old_file_stays_until_the_new_one_is_whole(engine, tmp_path, monkeypatch):
     run(engine, LONG[:5], 1)
     path = tmp_path / "state"
@@ -232,6 +261,7 @@ def refused(engine: Engine, path, data: bytes, model: str = "a model") -> str:
     message = str(caught.value)
     assert message.startswith(f"{path}: ")
     assert message.isprintable()
+    assert len(message) < 5000
     return message.removeprefix(f"{path}: ")
 
 
@@ -324,6 +354,11 @@ def put(*path_and_value: Any):
         (put("arrays", 0, ["int32", [-21]]), "its header is not"),
         (put("arrays", 0, ["int32", [True]]), "its header is not"),
         (put("arrays", 0, ["int32", [2**39]]), "which it does not have"),
+        (put("arrays", 0, ["int32", [2**39] * 1000]), "its header is not"),
+        (put("identity", "model", "a\nmodel\ud800"), "saved with model a\\nmodel"),
+        (put("identity", "model", "x" * 50000), "saved with model xxx"),
+        (put("header", "n_rows", "x" * 50000), "n_rows is 'xxx"),
+        (put("header", "n_drawn", 10**4200), "n_drawn is 1000"),
         (put("arrays", []), "which it does not have"),
         (put("arrays", 0, ["float32", [21]]), "it lists no tokens"),
         (put("header", "n_rows", 21), "n_rows is 21, expected 0 to 20"),
