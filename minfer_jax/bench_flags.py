@@ -9,7 +9,8 @@ from minfer_jax import sources
 from minfer_jax.bench_peer import PACKAGES
 from minfer_jax.bench_table import FORMATS
 from minfer_jax.context import CHUNK, N_CTX
-from minfer_jax.model.precision import CACHE_TYPES, PRECISIONS
+from minfer_jax.model.precision import PRECISIONS
+from minfer_jax.quant.cache import CACHE_TYPES
 
 REPETITIONS = 5
 _MOST = 2**31 - 1  # positions are int32

@@ -9,7 +9,8 @@ from absl import flags
 
 from minfer_jax import sources
 from minfer_jax.context import CHUNK, MAX_TOKENS, N_CTX
-from minfer_jax.model.precision import CACHE_TYPES, PRECISIONS
+from minfer_jax.model.precision import PRECISIONS
+from minfer_jax.quant.cache import CACHE_TYPES
 from minfer_jax.sampling import SamplingParams
 from minfer_jax.usage import UsageError, read_flags
 

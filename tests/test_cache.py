@@ -108,7 +108,7 @@ def test_bytes_by_kind(cache_type: str, value_dim: int):
 
 def test_heads_that_q8_0_does_not_take():
     cfg = dataclasses.replace(model()[0], head_dim=80)
-    with pytest.raises(ModelError, match=r"multiple of 32 .* have 80; choose float32, float16"):
+    with pytest.raises(ModelError, match=r"multiple of 32 .* have 80; choose f32, f16, bf16$"):
         kv.init(cfg, 16)
 
 

@@ -47,7 +47,7 @@ def load_model(
     Args:
         file: an open GGUF file.
         precision: "highest" or "default".
-        cache_type: what keys and values are rounded to, a key of CACHE_TYPES in `precision.py`, or
+        cache_type: what keys and values are rounded to, a key of `quant.cache.CACHE_TYPES`, or
             None for what the precision implies.
         on_bytes: called with the size of each weight once it is read, for a progress bar.
 

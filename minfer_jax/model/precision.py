@@ -4,15 +4,10 @@ import jax
 
 from minfer_jax import host
 from minfer_jax.quant import native
+from minfer_jax.quant.cache import CACHE_TYPES
 from minfer_jax.quant.matmul import EXACT, Rounding
 
 PRECISIONS = ("highest", "default")
-CACHE_TYPES = {  # what a user calls it, and ModelConfig.cache_dtype
-    "f32": "float32",
-    "f16": "float16",
-    "bf16": "bfloat16",
-    "q8_0": "q8_0",
-}
 BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # x86, x86, Arm, as Linux names them
 
 

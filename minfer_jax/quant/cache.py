@@ -18,7 +18,13 @@ from jaxtyping import Array, Float, Float16, Int8
 
 Q8_0 = "q8_0"
 BLOCK = 32  # values that share a scale
-TYPES = ("float32", "float16", "bfloat16", Q8_0)
+CACHE_TYPES = {  # what a user calls it, and ModelConfig.cache_dtype
+    "f32": "float32",
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "q8_0": Q8_0,
+}
+TYPES = tuple(CACHE_TYPES.values())
 
 
 @jax.tree_util.register_dataclass
@@ -60,7 +66,7 @@ def row_bytes(width: int, cache_type: str) -> int:
     if width % BLOCK:
         raise ValueError(
             f"a {Q8_0} cache takes heads of a multiple of {BLOCK} values, but this model's have "
-            f"{width}; choose {', '.join(TYPES[:-1])}"
+            f"{width}; choose {', '.join(name for name in CACHE_TYPES if name != Q8_0)}"
         )
     return width + width // BLOCK * 2
 
