@@ -201,4 +201,4 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    leave(main(sys.argv))
+    leave(lambda: main(sys.argv))

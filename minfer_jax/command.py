@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import NoReturn
@@ -59,8 +60,17 @@ def fail(message: str, status: int = 1) -> int:
     return status
 
 
-def leave(status: int) -> NoReturn:
-    """End the process; after Ctrl-C at once, as jax may not survive a shutdown in mid-compile."""
+def leave(run: Callable[[], int]) -> NoReturn:
+    """Run a command and end the process with its exit status.
+
+    After Ctrl-C it ends at once, as jax may not survive a shutdown in mid-compile. One more, which
+    comes while the first is reported or later, ends it without a word.
+    """
+    try:
+        status = run()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    except KeyboardInterrupt:
+        os._exit(130)
     if status == 130:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):

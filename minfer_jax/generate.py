@@ -177,4 +177,4 @@ def _keep_arguments(argv: list[str]) -> list[str]:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    app.run(lambda argv: leave(main(argv)), flags_parser=_keep_arguments)
+    app.run(lambda argv: leave(lambda: main(argv)), flags_parser=_keep_arguments)

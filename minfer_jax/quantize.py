@@ -163,4 +163,4 @@ def _report(file: GGUFFile, choices: Sequence[Choice], size: int) -> None:
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    leave(main(sys.argv))
+    leave(lambda: main(sys.argv))

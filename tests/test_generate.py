@@ -380,6 +380,28 @@ def test_a_reader_that_goes_away(path):
         assert word not in err
 
 
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ("interrupt()", 130),  # while the first is reported
+        ("os.kill(os.getpid(), signal.SIGINT); return 130", 130),
+        ("atexit.register(interrupt); return 0", -signal.SIGINT),  # while the process ends
+        ("return 2", 2),
+    ],
+)
+def test_one_more_ctrl_c_is_quiet(body, status):
+    code = (
+        "import atexit, os, signal\n"
+        "from minfer_jax.command import leave\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "def interrupt():\n    os.kill(os.getpid(), signal.SIGINT)\n"
+        f"def run():\n    {body}\n"
+        "leave(run)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    assert (ran.returncode, ran.stderr) == (status, b"")
+
+
 def test_ctrl_c_ends_the_answer_and_reports(path):
     # Where the tests run in the background, SIGINT is ignored unless asked for.
     code = (
