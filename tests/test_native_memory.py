@@ -25,6 +25,7 @@ CHECKS = (
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
 @pytest.mark.skipif("avx512" not in native.available(), reason="needs AVX-512")
+@pytest.mark.timeout(900)  # two compilations, of some 15 s each on an idle core
 def test_no_access_beyond_what_is_given(tmp_path: Path):
     program = check_program("g++", tmp_path, "avx512", tuple(AVX512.split()), checks=CHECKS)
     found = errors([program], timeout=100)

@@ -12,7 +12,7 @@ CHECK = ROOT / "tests" / "helpers" / "native_check.cpp"
 def compiled(compiler: str, out: Path, *args: str) -> str:
     """The path of what a compiler made of its arguments; fails the test where it makes nothing."""
     command = [compiler, "-std=c++17", "-O1", f"-I{SOURCES}", *args, "-o", str(out)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=250)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=400)
     assert run.returncode == 0, run.stderr
     return str(out)
 
