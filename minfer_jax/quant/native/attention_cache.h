@@ -64,7 +64,8 @@ struct Rows<Q8> {
         const float size = __builtin_fabsf(x[c + i]);
         largest = size > largest || size != size ? size : largest;
       }
-      const float d = largest / 127, twice = d == 0 ? 0 : 2 / d;
+      const float d = largest / 127;
+      const float twice = d < 0x1p-126f ? 0 : 2 / d;  // 2 / d may be infinite there
       alignas(64) F16 scale[kLanes];
       narrow(scale, splat(d));
       scales[row * (width / kBlock) + c / kBlock] = scale[0];

@@ -182,7 +182,7 @@ void attend_rows(const Attention& a, const Threads& threads) {
     visible(a, oldest, newest, first, last);
     const int64_t chunks = most<int64_t>(0, (last - first + kChunk - 1) / kChunk);
     Buffer<uint32_t> packed(chunks * (keys_each + values_each));
-    uint32_t *keys = &packed[0], *values = keys + chunks * keys_each;
+    uint32_t *keys = packed.data(), *values = keys + chunks * keys_each;
     for (int64_t head = 0; head < a.kv_heads; head++) {
       const int64_t row0 = (b * a.kv_heads + head) * a.slots;
       const Rows<T> k(a.k, a.h, row0), v(a.v, a.h_v, row0);

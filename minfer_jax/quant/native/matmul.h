@@ -24,7 +24,7 @@ template <int slot>
 uint32_t* scratch(size_t words) {
   static thread_local Buffer<uint32_t> buffer(0);
   buffer.grow((int64_t)words);
-  return &buffer[0];
+  return buffer.data();
 }
 
 // y[r][c] (+)= sum over k of x[r][k] panel[k][c]: rows x tiles, `deep` words of x.

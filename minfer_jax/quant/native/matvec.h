@@ -190,7 +190,7 @@ inline bool matvec(const Product& p, const Threads& threads) {
   const bool ready = p.prologue == Prologue::none && (p.rows == 1 || !p.order);
   Buffer<float> prepared(ready ? 0 : p.rows * k);
   for (int64_t m = 0; m < p.rows && !ready; m++) prepare(p, m, &prepared[m * k]);
-  const float* x = ready ? p.x + p.row_of_x(0) * k : &prepared[0];
+  const float* x = ready ? p.x + p.row_of_x(0) * k : prepared.data();
   const bool done = with_reader(p.w, [&](auto type) {
     using Reader = typename decltype(type)::type;
 #if defined(MINFER_HAS_DOT)

@@ -46,6 +46,7 @@ class Buffer {
     if (data_ == nullptr) std::abort();
   }
 
+  T* data() { return data_; }  // null where there was never room for anything
   T& operator[](int64_t i) { return data_[i]; }
   const T& operator[](int64_t i) const { return data_[i]; }
 
