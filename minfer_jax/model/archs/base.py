@@ -33,8 +33,8 @@ class Arch:
         optional: norms that a file may leave out.
         attn_gate: a gate on what attention gives.
         attn_sinks: see LayerParams.sinks.
-        yarn_keys: the file's own constants of YaRN count. llama.cpp reads them for this one or two
-            and takes the usual ones for the rest, whatever the file says.
+        yarn_keys: the file's own constants of YaRN count. llama.cpp reads them for a few
+            architectures and takes the usual ones for the rest, whatever the file says.
         activation: of the MLP: ModelConfig.activation.
         gated: whether the MLP has a gate.
         gating, normalize: of a mixture of experts, see Router.

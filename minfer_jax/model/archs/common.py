@@ -1,6 +1,7 @@
 """What several architectures do to the common configuration."""
 
 import dataclasses
+import math
 
 from minfer_jax.model.config import LayerSpec, ModelConfig, ModelError
 from minfer_jax.model.keys import Keys
@@ -15,6 +16,14 @@ def with_multipliers(cfg: ModelConfig, keys: Keys) -> ModelConfig:
         embedding_scale=keys.number("embedding_scale", 0.0) or 1.0,
         residual_scale=keys.number("residual_scale", 0.0) or 1.0,
         logit_scale=1.0 / keys.number("logit_scale", minimum=0.0, above=True),
+    )
+
+
+def with_gemma_scales(cfg: ModelConfig, n_layer_27b: int) -> ModelConfig:
+    """Gemma's scales. The 27B, known by its layers, takes that of attention from the width."""
+    head = max(cfg.n_embd // cfg.n_head, 1) if cfg.n_layer == n_layer_27b else cfg.head_dim
+    return dataclasses.replace(
+        cfg, embedding_scale=math.sqrt(cfg.n_embd), attention_scale=1.0 / math.sqrt(head)
     )
 
 
