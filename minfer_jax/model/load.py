@@ -110,7 +110,7 @@ def _load_params(t: Tensors, cfg: ModelConfig, arch: Arch) -> Params:
     t.check("token_embd.weight", (cfg.n_vocab, cfg.n_embd))
     block_tensors.check_norm(t, "output_norm", (cfg.n_embd,), arch)
     if tied:
-        maps.check_extras(t, "output", cfg.n_vocab)
+        maps.check_extras(t, "output", bias=(cfg.n_vocab,))
     else:
         maps.check(t, "output", cfg.n_vocab, cfg.n_embd)
     for factors in ROPE_FACTORS:

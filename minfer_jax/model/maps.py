@@ -12,12 +12,14 @@ EXTRAS = ("scale", "bias")
 def check(t: Tensors, name: str, n: int, k: int) -> None:
     """Note what is wrong with a map of k to n values."""
     t.check(f"{name}.weight", (n, k))
-    check_extras(t, name, n)
+    check_extras(t, name, bias=(n,))
 
 
-def check_extras(t: Tensors, name: str, n: int) -> None:
-    """The same for what is beside its weight."""
-    for extra, shape in (("bias", (n,)), ("scale", (1,))):
+def check_extras(
+    t: Tensors, name: str, *, bias: tuple[int, ...], scale: tuple[int, ...] = (1,)
+) -> None:
+    """The same for what is beside its weight, of these shapes."""
+    for extra, shape in (("bias", bias), ("scale", scale)):
         if t.has(f"{name}.{extra}"):
             t.check(f"{name}.{extra}", shape)
 
@@ -25,9 +27,7 @@ def check_extras(t: Tensors, name: str, n: int) -> None:
 def check_experts(t: Tensors, name: str, n_expert: int, n: int, k: int) -> None:
     """The same for a map of each expert."""
     t.check(f"{name}.weight", (n_expert, n, k))
-    for extra, shape in (("bias", (n_expert, n)), ("scale", (n_expert,))):
-        if t.has(f"{name}.{extra}"):
-            t.check(f"{name}.{extra}", shape)
+    check_extras(t, name, bias=(n_expert, n), scale=(n_expert,))
 
 
 def load(t: Tensors, names: list[list[str]], *, scale_bias: bool = False) -> tuple[Linear, ...]:
