@@ -61,6 +61,20 @@ bool read_cache(const ffi::AnyBuffer& k, const ffi::AnyBuffer& v, uint32_t layer
   return true;
 }
 
+// The rest of what both calls have; the output is [B, T, N, Hv].
+void read_scoring(ffi::Buffer<ffi::S32> q_at, ffi::Buffer<ffi::S32> k_at, Extras& extras,
+                  ffi::Result<ffi::Buffer<ffi::F32>> out, int64_t window, float scale, float softcap,
+                  bool sinks, Attention& a) {
+  a.t = out->dimensions()[1], a.n = out->dimensions()[2];
+  a.q_at = q_at.typed_data();
+  a.k_at = k_at.typed_data();
+  a.sinks = extras.vector(sinks);
+  a.window = window;
+  a.scale = scale;
+  a.softcap = softcap;
+  a.out = out->typed_data();
+}
+
 constexpr char kNoLayer[] = "the layer is outside the cache";
 constexpr char kNoHead[] = "no kernel for a head of this size";
 constexpr char kMissing[] = "an operand is missing";
@@ -73,16 +87,9 @@ ffi::Error attention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::AnyBuff
   Attention a = {};
   Extras extras(args);
   if (!read_cache(k, v, layer.typed_data()[0], extras, a)) return invalid(kNoLayer);
-  a.t = q.dimensions()[1], a.n = q.dimensions()[2];
+  read_scoring(q_at, k_at, extras, out, window, scale, softcap, sinks, a);
   a.q = q.typed_data();
-  a.q_at = q_at.typed_data();
-  a.k_at = k_at.typed_data();
-  a.sinks = extras.vector(sinks);
-  a.window = window;
-  a.scale = scale;
-  a.softcap = softcap;
   a.bfloat16 = bfloat16;
-  a.out = out->typed_data();
   if (extras.missing()) return invalid(kMissing);
   return chosen->attend(a, on<false>(pool)) ? ffi::Error::Success() : invalid(kNoHead);
 }
@@ -106,14 +113,7 @@ ffi::Error step(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> qkv, ffi::AnyBuffer 
   Extras extras(args);
   Attention& a = s.attention;
   if (!read_cache(k, v, layer.typed_data()[0], extras, a)) return invalid(kNoLayer);
-  a.t = 1, a.n = out->dimensions()[2];
-  a.q_at = q_at.typed_data();
-  a.k_at = k_at.typed_data();
-  a.sinks = extras.vector(sinks);
-  a.window = window;
-  a.scale = scale;
-  a.softcap = softcap;
-  a.out = out->typed_data();
+  read_scoring(q_at, k_at, extras, out, window, scale, softcap, sinks, a);
   s.qkv = qkv.typed_data();
   s.cos = extras.vector(rotate, &s.pairs);
   s.sin = extras.vector(rotate);
