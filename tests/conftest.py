@@ -10,6 +10,7 @@ import jax
 import pytest
 
 from minfer_jax import compile_cache
+from minfer_jax.compile_cache import EVERYTHING
 from minfer_jax.quant import native
 from tests.helpers.jax_settings import compile_cache_of
 
@@ -27,6 +28,13 @@ def one_compile_cache(tmp_path_factory):
     """One compile cache for all runs of a module, in this process and in others."""
     with pytest.MonkeyPatch.context() as patch, compile_cache_of(None):
         patch.setenv(compile_cache.VARIABLE, str(tmp_path_factory.mktemp("compiled")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def shared_compiles(tmp_path_factory):
+    """A fresh engine finds in jax's cache what an engine like it has compiled before."""
+    with compile_cache_of(str(tmp_path_factory.mktemp("compiled")), **EVERYTHING):
         yield
 
 

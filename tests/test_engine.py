@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 
 from minfer_jax import context
-from minfer_jax.compile_cache import EVERYTHING
 from minfer_jax.context import EngineError
 from minfer_jax.engine import Engine
 from minfer_jax.model import kv_state as kv
 from tests.helpers import tiny_models
 from tests.helpers.gguf_builder import dense
-from tests.helpers.jax_settings import compile_cache_of
+
+pytestmark = pytest.mark.usefixtures("shared_compiles")
 
 N_CTX = 40
 PROMPT = [5, 17, 3, 80, 80, 2, 61, 9, 33, 12]
@@ -42,13 +42,6 @@ def ringed_engine(model, n_ctx: int = N_CTX) -> Engine:
 def plain_engine(model, n_ctx: int = 64) -> Engine:
     cfg, params = model
     return Engine(params, cfg, n_ctx=n_ctx)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _shared_compiles(tmp_path_factory):
-    """A fresh engine finds in jax's cache what an engine like it has compiled before."""
-    with compile_cache_of(str(tmp_path_factory.mktemp("compiled")), **EVERYTHING):
-        yield
 
 
 @pytest.fixture(scope="module")

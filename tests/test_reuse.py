@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from minfer_jax import context
-from minfer_jax.compile_cache import EVERYTHING
 from minfer_jax.context import EngineError
 from minfer_jax.engine import Engine
 from tests.helpers import tiny_models
-from tests.helpers.jax_settings import compile_cache_of
+
+pytestmark = pytest.mark.usefixtures("shared_compiles")
 
 N_CTX = 40
 LONG = [(7 * i * i + 3 * i + 11) % 96 for i in range(N_CTX)]
@@ -25,12 +25,6 @@ GREEDY: dict[str, Any] = {"temperature": 0.0}
 DRAWN: dict[str, Any] = {"temperature": 1.5, "top_k": 50, "seed": 7, "repeat_penalty": 1.3}
 ENGINES = ("ringed", "plain")
 CHECKS = (HealthCheck.function_scoped_fixture,)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _shared_compiles(tmp_path_factory):
-    with compile_cache_of(str(tmp_path_factory.mktemp("compiled")), **EVERYTHING):
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -15,13 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from minfer_jax import context, state_file
-from minfer_jax.compile_cache import EVERYTHING
 from minfer_jax.context import EngineError
 from minfer_jax.engine import Engine
 from minfer_jax.session import to_parts
 from minfer_jax.state_file import StateError
 from tests.helpers import tiny_models
-from tests.helpers.jax_settings import compile_cache_of
+
+pytestmark = pytest.mark.usefixtures("shared_compiles")
 
 LONG = [(7 * i * i + 3 * i + 11) % 96 for i in range(40)]
 DRAWN: dict[str, Any] = {
@@ -30,12 +30,6 @@ DRAWN: dict[str, Any] = {
     "seed": 2**64 - 1,
     "repeat_penalty": 1.3,
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _shared_compiles(tmp_path_factory):
-    with compile_cache_of(str(tmp_path_factory.mktemp("compiled")), **EVERYTHING):
-        yield
 
 
 @pytest.fixture(scope="module")
