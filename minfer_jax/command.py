@@ -4,10 +4,15 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+from typing import NoReturn, TypeVar
 
 import jax
+
+from minfer_jax.gguf_header import one_line
+from minfer_jax.usage import UsageError
+
+Options = TypeVar("Options")
 
 
 def guarded(run: Callable[[], int]) -> int:
@@ -46,6 +51,29 @@ def guarded(run: Callable[[], int]) -> int:
         return 130
 
 
+def with_flags(
+    argv: Sequence[str],
+    help_text: Callable[[], str],
+    parse: Callable[[Sequence[str]], Options],
+    run: Callable[[Options], int],
+) -> int:
+    """Read the flags of a command and run it; its exit status, 2 for wrong usage, told in a line.
+
+    Args:
+        argv: the program's name, flags and positional arguments.
+        help_text: what --help prints.
+        parse: what reads them.
+        run: the command; it too may raise UsageError.
+    """
+    if any(a in ("-h", "-help", "--help") for a in argv[1:]):
+        sys.stdout.write(help_text())
+        return 0
+    try:
+        return run(parse(argv))
+    except UsageError as e:
+        return fail(str(e), 2)
+
+
 def say(line: str) -> None:
     """Print a line on standard error; nothing depends on its being read."""
     with contextlib.suppress(OSError):
@@ -54,9 +82,7 @@ def say(line: str) -> None:
 
 def fail(message: str, status: int = 1) -> int:
     """Say what went wrong, in one line whatever names are in it; the exit status to go with it."""
-    if not message.isprintable():
-        message = message.encode("unicode_escape").decode("ascii")
-    say(f"error: {message}")
+    say(f"error: {one_line(message)}")
     return status
 
 

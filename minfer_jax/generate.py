@@ -17,7 +17,7 @@ if __name__ == "__main__":  # Ctrl-C during the imports below ends it without a 
 from absl import app, flags, logging
 
 from minfer_jax import host, metadata_report, sources
-from minfer_jax.command import fail, guarded, leave, say
+from minfer_jax.command import guarded, leave, say, with_flags
 from minfer_jax.context import check_prompt_fits
 from minfer_jax.engine import Engine
 from minfer_jax.generate_flags import Options, UsageError, help_text, parse
@@ -41,17 +41,7 @@ def main(argv: Sequence[str]) -> int:
         The exit status: 0, 1 for a model or prompt that cannot be run, 2 for wrong usage, 130 for
         Ctrl-C.
     """
-    return guarded(lambda: _main(argv))
-
-
-def _main(argv: Sequence[str]) -> int:
-    if any(a in ("-h", "-help", "--help") for a in argv[1:]):
-        sys.stdout.write(help_text())
-        return 0
-    try:
-        return _run(parse(argv))
-    except UsageError as e:
-        return fail(str(e), 2)
+    return guarded(lambda: with_flags(argv, help_text, parse, _run))
 
 
 def _run(options: Options) -> int:

@@ -116,8 +116,11 @@ def parse_header(path: Path, buffer: mmap.mmap, part: int = 0) -> Header:
 
 def shown(text: str) -> str:
     """Makes text from a file fit for a message: short, one line, nothing unprintable in it."""
-    if len(text) > 100:
-        text = text[:100] + "..."
+    return one_line(text if len(text) <= 100 else text[:100] + "...")
+
+
+def one_line(text: str) -> str:
+    """Text with nothing unprintable in it, a line break neither."""
     return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
 
 
@@ -128,9 +131,7 @@ def padded(offset: int, alignment: int) -> int:
 
 def gguf_error(path: Path, problem: str) -> GGUFError:
     """Makes the error that says what is wrong with the file at `path`."""
-    name = str(path)
-    if not name.isprintable():
-        name = name.encode("unicode_escape").decode("ascii")
+    name = one_line(str(path))
     return GGUFError(f"{name}: {problem}")
 
 

@@ -19,15 +19,14 @@ if __name__ == "__main__":  # Ctrl-C during the imports below ends it without a 
 from tqdm import tqdm
 
 from minfer_jax import host, quantize_file, sources
-from minfer_jax.command import fail, guarded, leave, say
+from minfer_jax.command import guarded, leave, say, with_flags
 from minfer_jax.gguf import GGUFFile, open_gguf
 from minfer_jax.gguf_header import gguf_error, shown
 from minfer_jax.gguf_types import GGML_TYPES
 from minfer_jax.quant import quantizers
 from minfer_jax.quantize_choice import Choice, choose
-from minfer_jax.quantize_flags import help_text, parse
+from minfer_jax.quantize_flags import Options, help_text, parse
 from minfer_jax.quantize_mix import MIXES
-from minfer_jax.usage import UsageError
 
 
 def main(argv: Sequence[str]) -> int:
@@ -40,17 +39,10 @@ def main(argv: Sequence[str]) -> int:
         The exit status: 0, 1 for a model that cannot be read or a file that cannot be written, 2
         for wrong usage, 130 for Ctrl-C.
     """
-    return guarded(lambda: _main(argv))
+    return guarded(lambda: with_flags(argv, help_text, parse, _run))
 
 
-def _main(argv: Sequence[str]) -> int:
-    if any(a in ("-h", "-help", "--help") for a in argv[1:]):
-        sys.stdout.write(help_text())
-        return 0
-    try:
-        options = parse(argv)
-    except UsageError as e:
-        return fail(str(e), 2)
+def _run(options: Options) -> int:
     file = open_gguf(sources.resolve(options.model))
     mix = MIXES[options.mix]
     choices = choose(

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from minfer_jax import gguf_header
 from minfer_jax.model.config import ModelError
 
 _MISSING: Any = object()
@@ -16,8 +17,7 @@ SMALLEST = float(np.finfo(np.float32).tiny)  # what is nearer to 0 has no finite
 
 def shown(value: object) -> str:
     """A value from a file, fit for a message: it may hold megabytes."""
-    text = repr(value[:100] if isinstance(value, str | list) else value)
-    return text if len(text) <= 100 else f"{text[:100]}..."
+    return gguf_header.shown(repr(value[:100] if isinstance(value, str | list) else value))
 
 
 @dataclass(frozen=True)
