@@ -107,8 +107,9 @@ def _is_whole(path: Path, place: Path) -> bool:
     if not path.is_file():  # the blob is gone
         return False
     record = read_record(place)
-    other = record is None or record.sha256 != digest_of(path)  # an older file's record
-    return other or record.size == path.stat().st_size
+    if record is None or record.sha256 != digest_of(path):  # an older file's record
+        return True
+    return record.size == path.stat().st_size
 
 
 def digest_of(path: Path) -> str | None:

@@ -44,6 +44,7 @@ from minfer_jax.whole_file import replacing
 
 _STEP = 1 << 20  # bytes after which the tries are counted anew
 _MAX_NOTE = 1 << 12
+_MAX_NAME = 200  # bytes of a lock's name; files that share one wait for each other
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +88,7 @@ def fetch(remote: Remote, path: Path, folder: Path) -> Path:
         return path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        name = "--".join(path.relative_to(folder).parts)
+        name = "--".join(path.relative_to(folder).parts)[-_MAX_NAME:]
         with exclusive(folder / ".locks" / f"{name}.lock", path.name):
             if not is_present(path):  # another process may have fetched it meanwhile
                 host = httpx2.URL(remote.url).host
@@ -169,10 +170,13 @@ class _Transfer:
             self.digest.update(chunk)
             self.have += len(chunk)
         self.resumed = self.have > 0
+        if self.size is None:  # nothing tells whether the rest would be of the same file
+            self.start_over()
 
     def state(self) -> str:
-        size = "an unknown number" if self.size is None else str(self.size)
-        return f"{self.have} of {size} bytes have come, and the next try goes on from there"
+        if not self.have:
+            return "nothing has come"
+        return f"{self.have} of {self.size} bytes have come, and the next try goes on from there"
 
     def start_over(self) -> None:
         self.file.truncate(0)

@@ -37,15 +37,20 @@ def resolve(ref: str, folder: Path, *, may_fetch: bool = True) -> Path:
     """
     try:
         url = httpx2.URL(ref)
-        name = PurePosixPath(url.path).name
-        if not url.host or not name.endswith(SUFFIX) or name == SUFFIX:
+        path, _, query = url.raw_path.decode("ascii").partition("?")
+        name = PurePosixPath(path).name
+        if not url.host or not path.endswith(SUFFIX) or name == SUFFIX:
             raise httpx2.InvalidURL("it has no host, or does not end in .gguf")
     except httpx2.InvalidURL as error:
         raise SourceError(
             f"{quoted(ref)}: {error}; the URL of a model is expected, such as"
             " https://HOST/PATH.gguf"
         ) from error
-    urls = [url.copy_with(path=str(PurePosixPath(url.path).with_name(p))) for p in all_parts(name)]
+    folder_of_url, asked = path.removesuffix(name), f"?{query}" if query else ""
+    urls = [
+        url.copy_with(raw_path=f"{folder_of_url}{part}{asked}".encode("ascii"))
+        for part in all_parts(name)
+    ]
     paths = [_place(part, folder) for part in urls]
     if not all(map(is_present, paths)):
         if not may_fetch:
@@ -59,7 +64,8 @@ def resolve(ref: str, folder: Path, *, may_fetch: bool = True) -> Path:
 
 def _place(url: httpx2.URL, folder: Path) -> Path:
     host = url.host if url.port is None else f"{url.host}_{url.port}"
-    steps = [_UNSAFE.sub("_", step) for step in (host, *url.path.split("/")) if step]
+    path = url.raw_path.decode("ascii").partition("?")[0]  # as it is written, with its %20
+    steps = [_UNSAFE.sub("_", step) for step in (host, *path.split("/")) if step]
     if any(step.startswith(".") for step in steps):
         raise SourceError(f"{quoted(str(url))} has a folder that begins with a dot in its path")
     return folder.joinpath("url", *steps)
