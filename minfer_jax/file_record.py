@@ -11,12 +11,13 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from minfer_jax.transfer import SourceError, progress_bar
 from minfer_jax.whole_file import replacing
 
 _CHUNK = 1 << 20
-_MAX_BYTES = 1 << 16  # of a record
+_MAX_BYTES = 1 << 20  # of a file of JSON
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,15 @@ def record_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.json")
 
 
+def read_json(path: Path) -> Any:
+    """What a small file of JSON holds; None where it is absent, too long, or no JSON."""
+    try:
+        with open(path, "rb") as file:
+            return json.loads(file.read(_MAX_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
 def write_record(path: Path, record: Record) -> None:
     """Writes the record of the file that is, or soon will be, at `path`."""
     with replacing(record_path(path)) as file:
@@ -48,10 +58,8 @@ def write_record(path: Path, record: Record) -> None:
 def read_record(path: Path) -> Record | None:
     """The record of the file at `path`; None where there is none that can be read."""
     try:
-        with open(record_path(path), "rb") as file:
-            found = json.loads(file.read(_MAX_BYTES))
-        record = Record(**found)
-    except (OSError, ValueError, TypeError):  # absent, not JSON, or not the keys
+        record = Record(**read_json(record_path(path)))
+    except TypeError:  # no object, or not with these keys
         return None
     right = type(record.size) is int and type(record.sha256) is str and type(record.source) is str
     return record if right else None

@@ -20,7 +20,7 @@ import filelock
 import httpx2
 from tqdm import tqdm
 
-from minfer_jax.file_record import Record, is_present, write_record
+from minfer_jax.file_record import Record, is_present, read_json, write_record
 from minfer_jax.gguf_header import MAGIC
 from minfer_jax.http_client import (
     Retry,
@@ -43,7 +43,6 @@ from minfer_jax.transfer import (
 from minfer_jax.whole_file import replacing
 
 _STEP = 1 << 20  # bytes after which the tries are counted anew
-_MAX_NOTE = 1 << 12
 _MAX_NAME = 200  # bytes of a lock's name; files that share one wait for each other
 
 
@@ -290,10 +289,6 @@ def _write_note(part: Path, etag: str | None, size: int) -> None:
 
 def _read_note(part: Path) -> tuple[str | None, int | None]:
     """ETag and size of the answer that a partial file came by, as far as they are known."""
-    try:
-        with open(_note_path(part), "rb") as file:
-            found = json.loads(file.read(_MAX_NOTE))
-        etag, size = found["etag"], found["size"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None, None
+    found = read_json(_note_path(part))
+    etag, size = (found.get("etag"), found.get("size")) if type(found) is dict else (None, None)
     return etag if type(etag) is str else None, size if type(size) is int else None

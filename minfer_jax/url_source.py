@@ -6,8 +6,8 @@ be hostile, so that a file which was tampered with can lie, and no more.
 """
 
 import ipaddress
-import re
 from pathlib import Path, PurePosixPath
+from urllib.parse import quote
 
 import httpx2
 
@@ -17,7 +17,7 @@ from minfer_jax.http_fetch import Remote, fetch
 from minfer_jax.split_files import SUFFIX, all_parts
 from minfer_jax.transfer import SourceError, quoted, say
 
-_UNSAFE = re.compile(r"[^A-Za-z0-9._%~+@,=-]")  # in the name of a folder or a file
+_SAFE = "%~+@,="  # in the name of a folder or a file, besides letters, digits and ._-
 
 
 def resolve(ref: str, folder: Path, *, may_fetch: bool = True) -> Path:
@@ -63,11 +63,16 @@ def resolve(ref: str, folder: Path, *, may_fetch: bool = True) -> Path:
 
 
 def _place(url: httpx2.URL, folder: Path) -> Path:
-    host = url.host if url.port is None else f"{url.host}_{url.port}"
-    path = url.raw_path.decode("ascii").partition("?")[0]  # as it is written, with its %20
-    steps = [_UNSAFE.sub("_", step) for step in (host, *path.split("/")) if step]
+    """HOST/PATH as they are written, so that no two URLs share a file; http has its port named."""
+    port = url.port or (80 if url.scheme == "http" else None)
+    host = url.raw_host.decode("ascii")
+    path = url.raw_path.decode("ascii").partition("?")[0]
+    steps = (host if port is None else f"{host}_{port}", *path.split("/"))
+    steps = [quote(step, safe=_SAFE) for step in steps if step]
     if any(step.startswith(".") for step in steps):
-        raise SourceError(f"{quoted(str(url))} has a folder that begins with a dot in its path")
+        raise SourceError(
+            f"{quoted(shown_url(str(url)))} has a folder that begins with a dot in its path"
+        )
     return folder.joinpath("url", *steps)
 
 

@@ -80,3 +80,19 @@ def server():
     """A web server on this machine."""
     with closing(Server()) as running:
         yield running
+
+
+@pytest.fixture
+def store():
+    """Where the hub's files are."""
+    with closing(Server()) as running:
+        yield running
+
+
+@pytest.fixture
+def hub(server: Server, model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
+    """`server` as huggingface_hub's server; that has read the environment when it was imported."""
+    template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.url)
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+    return server

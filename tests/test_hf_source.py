@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from minfer_jax.file_record import read_record
 from minfer_jax.hf_choice import choose, parse
 from minfer_jax.sources import SourceError, resolve
 from minfer_jax.split_files import all_parts
-from tests.helpers.servers import COMMIT, Fault, Server, put_repo, sha256
+from tests.helpers.servers import COMMIT, Fault, put_repo, sha256
 
 REPO = "org/tiny-GGUF"
 BODY = b"GGUF of a model" * 1000
@@ -31,19 +30,10 @@ FILES = {
 
 
 @pytest.fixture
-def store():
-    with closing(Server()) as running:
-        yield running
-
-
-@pytest.fixture
-def hub(server, store, model_folder, monkeypatch):
-    """A hub with one repository; huggingface_hub has read the environment when it was imported."""
-    template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr(constants, "ENDPOINT", server.url)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-    put_repo(server, store, REPO, FILES)
-    return server
+def hub(hub, store):
+    """A hub with one repository."""
+    put_repo(hub, store, REPO, FILES)
+    return hub
 
 
 # --- which file -----------------------------------------------------------------------------------

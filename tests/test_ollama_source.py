@@ -1,14 +1,13 @@
 """Models of Ollama: its store on this machine, and a registry."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from minfer_jax import ollama_source
 from minfer_jax.file_record import read_record
 from minfer_jax.sources import SourceError, resolve
-from tests.helpers.servers import Fault, put_ollama, sha256
+from tests.helpers.servers import Fault, put_in_store, put_ollama, sha256
 
 BODY = b"GGUF of a model"
 
@@ -17,16 +16,6 @@ BODY = b"GGUF of a model"
 def registry(server, model_folder, monkeypatch):
     monkeypatch.setenv("MINFER_OLLAMA_REGISTRY", server.url + "/")
     return server
-
-
-def put_in_store(store: Path, name: str, tag: str, body: bytes, manifest: dict) -> Path:
-    path = store / "manifests/registry.ollama.ai" / name / tag
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(manifest))
-    blob = store / f"blobs/sha256-{sha256(body)}"
-    blob.parent.mkdir(exist_ok=True)
-    blob.write_bytes(body)
-    return blob
 
 
 def test_a_model_is_fetched_once(registry, model_folder, capfd):

@@ -1,5 +1,6 @@
 """Models by their URL."""
 
+import httpx2
 import pytest
 
 from minfer_jax import url_source
@@ -95,8 +96,20 @@ def test_what_is_no_url_of_a_model(model_folder, ref, message):
     assert not model_folder.exists()
 
 
+def test_no_two_urls_share_a_file(model_folder):
+    urls = (
+        "https://h/a.gguf", "http://h/a.gguf", "https://h:1/a.gguf", "https://h/A.gguf",
+        "https://h/a*.gguf", "https://h/a_.gguf", "https://h/b/a.gguf", "https://h/a%2Fa.gguf",
+        "https://m\u00fcller.de/a.gguf", "https://m\u00f6ller.de/a.gguf", "http://[::1]/a.gguf",
+    )  # fmt: skip
+    places = {url_source._place(httpx2.URL(url), model_folder) for url in urls}
+    assert len(places) == len(urls)
+    assert all(path.is_relative_to(model_folder / "url") for path in places)
+
+
 def test_names_are_made_safe(server, model_folder):
     path = resolve(server.file("/a%20b/c%3A%C3%A9*.gguf", BODY))
     assert (
-        path.relative_to(model_folder).parts[2:] == ("a%20b", "c%3A%C3%A9_.gguf") and path.exists()
+        path.relative_to(model_folder).parts[2:] == ("a%20b", "c%3A%C3%A9%2A.gguf")
+        and path.exists()
     )

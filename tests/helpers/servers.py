@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -192,3 +193,14 @@ def put_ollama(registry: Server, name: str, tag: str, body: bytes, size: int | N
     registry.file(f"/v2/{name}/manifests/{tag}", json.dumps(manifest).encode())
     registry.file(f"/v2/{name}/blobs/sha256:{sha256(body)}", body)
     return manifest
+
+
+def put_in_store(store: Path, name: str, tag: str, body: bytes, manifest: dict) -> Path:
+    """Puts a model into a store of Ollama; its file."""
+    path = store / "manifests/registry.ollama.ai" / name / tag
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(manifest))
+    blob = store / f"blobs/sha256-{sha256(body)}"
+    blob.parent.mkdir(exist_ok=True)
+    blob.write_bytes(body)
+    return blob
