@@ -31,7 +31,7 @@ from huggingface_hub.utils import build_hf_headers
 from minfer_jax import http_client, http_fetch
 from minfer_jax.file_record import read_record, write_record
 from minfer_jax.hf_choice import MAIN, HubModel, choose, parse
-from minfer_jax.transfer import SourceError, cannot_keep, quoted, say_fetching
+from minfer_jax.transfer import SourceError, cannot_keep, not_cached, quoted, say_fetching
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _TAG = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]*")  # of a blob: the name of its file
@@ -68,7 +68,7 @@ def resolve(ref: str, folder: Path, *, may_fetch: bool = True) -> Path:
         held = sorted({n for s in snapshots for n in _whole_files(s, model.repo, folder)})
         if held:  # says which there are
             choose(model, held)
-        raise SourceError(f"{quoted(ref)} is not in the cache")
+        raise not_cached(ref)
     return _fetch(model, ref, folder)
 
 

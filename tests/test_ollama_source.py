@@ -84,7 +84,7 @@ def test_no_such_model(registry, model_folder):
     registry.faults["/v2/library/none/manifests/latest"] = [Fault(status=401)]
     with pytest.raises(SourceError, match=r"127.0.0.1 answers 401 Unauthorized for"):
         resolve("ollama:none")
-    with pytest.raises(SourceError, match=r"neither in a store of Ollama nor in the cache"):
+    with pytest.raises(SourceError, match=r"'ollama:none' is not in the cache; this fetches"):
         resolve("ollama:none", may_fetch=False)
 
 
