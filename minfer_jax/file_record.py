@@ -3,6 +3,9 @@
     FOLDER/NAME.gguf        the file
     FOLDER/NAME.gguf.json   {"size": 98362432, "sha256": "b179...", "source": "smollm2"}
 
+    FOLDER/NAME.gguf.part        what has come of a file that is being fetched
+    FOLDER/NAME.gguf.part.json   {"size": 98362432, "etag": "...", "source": "https://..."}
+
 A fetched file counts as present while it has the size of its record. The digest was checked, or
 taken, when the file was fetched; `verify` reads all of it again, which takes longer than loading.
 """
@@ -16,6 +19,7 @@ from typing import Any
 from minfer_jax.transfer import SourceError, progress_bar
 from minfer_jax.whole_file import replacing
 
+PART = ".part"  # how the name of an unfinished file ends
 _CHUNK = 1 << 20
 _MAX_BYTES = 1 << 20  # of a file of JSON
 
@@ -47,6 +51,13 @@ def read_json(path: Path) -> Any:
             return json.loads(file.read(_MAX_BYTES))
     except (OSError, ValueError, RecursionError):
         return None
+
+
+def source_of(path: Path) -> str | None:
+    """The reference that fetches, or goes on fetching, the file at a path; None if not known."""
+    found = read_json(record_path(path))
+    source = found.get("source") if type(found) is dict else None
+    return source if type(source) is str else None
 
 
 def write_record(path: Path, record: Record) -> None:

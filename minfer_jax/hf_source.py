@@ -37,6 +37,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _TAG = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]*")  # of a blob: the name of its file
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _LIBRARY = "minfer-jax"
+_PART = ".minfer.incomplete"  # huggingface_hub knows *.incomplete
 
 T = TypeVar("T")
 
@@ -118,6 +119,11 @@ def digest_of(path: Path) -> str | None:
     return name if _SHA256.fullmatch(name) else None
 
 
+def partial_files() -> list[Path]:
+    """What interrupted fetches have left in huggingface_hub's cache."""
+    return sorted(Path(constants.HF_HUB_CACHE).glob(f"models--*/blobs/*{_PART}"))
+
+
 def _fetch(model: HubModel, ref: str, folder: Path) -> Path:
     revision = model.revision or MAIN
     info = _ask(
@@ -168,7 +174,7 @@ def _fetch_blob(remote: http_fetch.Remote, blob: Path, place: Path) -> None:
         if blob.is_file() and blob.stat().st_size == remote.size:
             return
         say_fetching(place.name, remote.size, constants.ENDPOINT, repo)
-        part = blob.with_name(f"{blob.name}.minfer.incomplete")
+        part = blob.with_name(f"{blob.name}{_PART}")
         record = http_fetch.download(remote, part, place.name)
         place.parent.mkdir(parents=True, exist_ok=True)
         write_record(place, record)

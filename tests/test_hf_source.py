@@ -117,7 +117,8 @@ def test_a_model_is_fetched_once_into_the_hub_s_cache(hub, store, model_folder, 
     assert record is not None and record.size == len(BODY)
     out, err = capfd.readouterr()
     assert (out, err) == ("", f"fetching m-Q4_K_M.gguf (0 MB) from {hub.url} into {cache}\n")
-    hub.close(), store.close()
+    hub.close()
+    store.close()
     asked = len(hub.requests), len(store.requests)
     for ref in (f"hf:{REPO}", f"hf:{REPO}:Q4_K_M", f"hf:{REPO}@{COMMIT}:m-Q4_K_M.gguf"):
         assert resolve(ref) == resolve(ref, may_fetch=False) == path

@@ -1,5 +1,6 @@
 """Downloads, from a server that drops, lies, redirects, refuses and dawdles."""
 
+import re
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from minfer_jax import http_client, http_fetch
+from minfer_jax import http_client, http_fetch, transfer
 from minfer_jax.file_record import Record, read_record
 from minfer_jax.http_client import HttpError, get_json
 from minfer_jax.http_fetch import Remote, fetch
@@ -228,7 +229,7 @@ def test_another_digest_than_is_known(get, url, server, model_folder):
     with pytest.raises(SourceError, match=rf"sha256 {sha256(BODY)}; {sha256(OTHER)} is expected"):
         get(url, sha256=sha256(OTHER))
     assert len(server.requests) == 1
-    assert (model_folder / "a.gguf.part").read_bytes() == b""
+    assert files_in(model_folder) == []
 
 
 @pytest.mark.parametrize("header", ["X-Linked-Etag", "ETag"])
@@ -321,25 +322,19 @@ def test_disk_full(get, url, server, model_folder, monkeypatch):
     assert get(url).read_bytes() == BODY
 
 
-def test_disk_full_in_the_middle(get, url, server, model_folder, monkeypatch):
-    def write(self, chunk):
-        raise OSError(28, "No space left on device")
-
-    transfer = http_fetch._Transfer
-
-    class Full(transfer):
-        def __init__(self, remote, part, file):
-            super().__init__(remote, part, file)
-
-            class File:
-                seek, truncate, write = file.seek, file.truncate, lambda *_: write(*_)
-
-            self.file = File()
-
-    monkeypatch.setattr(http_fetch, "_Transfer", Full)
-    with pytest.raises(SourceError, match=r"^cannot keep a.gguf in .*: No space left"):
-        get(url)
-    assert files_in(model_folder) == ["a.gguf.part", "a.gguf.part.json"]
+def test_a_write_that_fails_in_the_middle_keeps_what_came(url, get, server, model_folder):
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))"
+    big = BODY * 100
+    server.file("/a.gguf", big, ETag='"one"')
+    with start(url, model_folder, limit) as process:
+        error = process.communicate(timeout=60)[1].splitlines()[-1]
+    message = r".*SourceError: cannot keep a.gguf in .*: File too large; make room there, or set .*"
+    assert re.fullmatch(message, error)
+    assert not (model_folder / "a.gguf").exists()
+    came = (model_folder / "a.gguf.part").stat().st_size
+    assert 0 < came <= 100_000
+    assert get(url).read_bytes() == big
+    assert server.ranges() == [None, f"bytes={came}-"]
 
 
 def test_disk_too_small(get, url, monkeypatch):
@@ -365,8 +360,8 @@ fetch(Remote(url=sys.argv[1], source="ref"), folder / "a.gguf", folder)
 """
 
 
-def start(url: str, folder: Path) -> subprocess.Popen:
-    command = [sys.executable, "-c", FETCH, url, str(folder)]
+def start(url: str, folder: Path, before: str = "") -> subprocess.Popen:
+    command = [sys.executable, "-c", f"{before}\n{FETCH}", url, str(folder)]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
 
@@ -386,8 +381,10 @@ def test_a_process_that_is_ended_leaves_what_came_for_the_next(url, get, server,
     with start(url, model_folder) as process:
         wait_for(lambda: part.exists() and part.stat().st_size > 100_000)
         process.send_signal(how)
-        process.communicate(timeout=30)
+        process.wait(30)
+        said = process.stderr.read() if process.stderr else ""
     assert process.returncode
+    assert ("1004400 bytes have come" in said) == (how == signal.SIGINT)
     assert not (model_folder / "a.gguf").exists()
     came = part.stat().st_size
     assert get(url).read_bytes() == big
@@ -413,6 +410,13 @@ def test_threads_at_once(url, get, server, model_folder):
         thread.join()
     assert server.asked() == ["/a.gguf"]
     assert files_in(model_folder) == ["a.gguf", "a.gguf.json"]
+
+
+def test_a_bar_on_a_terminal(url, get, server, monkeypatch, capfd):
+    monkeypatch.setattr(transfer, "on_terminal", lambda: True)
+    server.faults["/a.gguf"] = [Fault(pause=0.05)]
+    get(url)
+    assert re.search(r"\ra.gguf: +\d+%.*k/10.0k", capfd.readouterr().err)
 
 
 # --- JSON -----------------------------------------------------------------------------------------

@@ -90,6 +90,7 @@ LAYERS = (
     "language_model",
     "metadata_report",
     "cached_models model_report models_flags command generate_flags",
+    "remove_model",
     "models",
     "generate",
     "quantize_mix",

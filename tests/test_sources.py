@@ -389,6 +389,12 @@ def test_what_is_no_model(cache, tmp_path, monkeypatch, ref, message):
     assert "\n" not in str(caught.value)
 
 
+def test_a_folder_s_files_are_shown(tmp_path):
+    touch(tmp_path, "b.gguf", "a.gguf", "sub/c.gguf")
+    with pytest.raises(SourceError, match=r"' is a folder; .* it holds a.gguf, b.gguf$"):
+        resolve(tmp_path)
+
+
 def test_cached_names(cache):
     touch(cache, "alpha-1b.Q4_0.gguf", "alpha-1b.Q8_0.gguf", "deep/down/beta.gguf", "notes.txt")
     touch(cache, ".fetch-1/gamma.gguf")
