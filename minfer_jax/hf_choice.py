@@ -55,11 +55,15 @@ def parse(ref: str) -> HubModel:
 
 
 def models_among(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """The whole models among the files of a repository: base name -> their files, in order."""
+    """The whole models among the files of a repository: base name -> their files, in order.
+
+    A server may say any name; those that would lead out of a folder are passed over.
+    """
     return {
         base: files
         for base, files in models_of(names).items()
-        if not any(word in PurePosixPath(base).name.lower() for word in _NO_MODELS)
+        if not set(base.split("/")) & {"", ".", ".."}
+        and not any(word in PurePosixPath(base).name.lower() for word in _NO_MODELS)
     }
 
 

@@ -22,10 +22,7 @@ from typing import TypeVar
 import httpx2
 from huggingface_hub import HfApi, constants, hf_hub_download, hf_hub_url
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
-from huggingface_hub.file_download import (
-    get_hf_file_metadata,
-    repo_folder_name,
-)
+from huggingface_hub.file_download import get_hf_file_metadata, repo_folder_name
 from huggingface_hub.utils import build_hf_headers
 
 from minfer_jax import http_client, http_fetch
@@ -201,6 +198,11 @@ def _ask(model: HubModel, call: Callable[[], T]) -> T:
                 ) from error
         except (httpx2.HTTPError, httpx2.InvalidURL, LocalEntryNotFoundError) as error:
             raise SourceError(f"{constants.ENDPOINT} for {model.repo}: {error}") from error
+        except (ValueError, TypeError, KeyError) as error:  # no JSON, or none of the kind
+            raise SourceError(
+                f"{constants.ENDPOINT} says of {model.repo} what cannot be used"
+                f" ({type(error).__name__}: {error}); is it a hub (HF_ENDPOINT)?"
+            ) from error
         time.sleep(pause or 0)
     raise AssertionError("the last try raises")
 

@@ -229,6 +229,20 @@ def test_a_hub_that_does_not_answer(hub, monkeypatch):
         resolve(f"hf:{REPO}")
 
 
+@pytest.mark.parametrize("body", [b"<html>", b"[]", b"{}", b'{"id": "x", "siblings": [1]}', b"1"])
+def test_what_a_hub_does_not_say(hub, body):
+    hub.file(API, body)
+    with pytest.raises(SourceError, match=r"cannot be used|holds no whole model"):
+        resolve(f"hf:{REPO}")
+
+
+def test_names_that_lead_elsewhere(hub, store):
+    names = ("../../../m-Q4_K_M.gguf", "/m-Q4_K_M.gguf", "a//m-Q4_K_M.gguf", "./m-Q4_K_M.gguf")
+    put_repo(hub, store, REPO, dict.fromkeys(names, BODY))
+    with pytest.raises(SourceError, match=r"holds no whole model"):
+        resolve(f"hf:{REPO}")
+
+
 def test_no_hub(hub):
     hub.close()
     with pytest.raises(SourceError, match=r"cannot reach .*; are you online, and is a proxy"):

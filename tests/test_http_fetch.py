@@ -412,6 +412,11 @@ def test_threads_at_once(url, get, server, model_folder):
     assert files_in(model_folder) == ["a.gguf", "a.gguf.json"]
 
 
+def test_names_of_others_do_not_steer_the_terminal(capfd):
+    transfer.say("fetching \x1b[2Jm.gguf\r\n")
+    assert capfd.readouterr().err == "fetching \\x1b[2Jm.gguf\\r\\n\n"
+
+
 def test_a_bar_on_a_terminal(url, get, server, monkeypatch, capfd):
     monkeypatch.setattr(transfer, "on_terminal", lambda: True)
     server.faults["/a.gguf"] = [Fault(pause=0.05)]
