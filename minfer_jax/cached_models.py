@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from minfer_jax import ollama_source
 from minfer_jax.file_record import PART, read_record, source_of
+from minfer_jax.hf_cache import digest_of, partial_files
 from minfer_jax.hf_choice import MAIN, models_among
 from minfer_jax.model_folder import files_below, model_dir, model_files, parts_of
 from minfer_jax.sources import ALIASES, resolve
@@ -107,8 +108,6 @@ def _in_stores() -> Iterator[CachedModel]:
 
 def _in_hub() -> Iterator[CachedModel]:
     """Of a repository's revisions, a model is listed for each that has it, main's without @."""
-    from minfer_jax.hf_source import digest_of  # slow to import, with all of huggingface_hub
-
     cache = hub_cache()
     for repo in () if cache is None else cache.repos:
         if repo.repo_type != "model":
@@ -143,8 +142,6 @@ def hub_cache() -> "HFCacheInfo | None":
 
 def _unfinished() -> Iterator[CachedModel]:
     """What interrupted fetches have left, by the reference that goes on with them."""
-    from minfer_jax.hf_source import partial_files  # slow to import, with all of huggingface_hub
-
     folder = model_dir()
     parts = [folder / path for path in files_below(folder, f"{SUFFIX}{PART}")]
     found: dict[str, list[Path]] = {}

@@ -13,7 +13,7 @@ from huggingface_hub import CachedRevisionInfo, HFCacheInfo, constants
 from minfer_jax import ollama_source
 from minfer_jax.cached_models import HUB, STORE, CachedModel, hub_cache
 from minfer_jax.file_record import record_path
-from minfer_jax.hf_source import record_place
+from minfer_jax.hf_cache import record_place
 from minfer_jax.model_folder import model_dir
 from minfer_jax.transfer import SourceError, quoted
 

@@ -96,7 +96,7 @@ def resolve(ref: str | Path, *, may_fetch: bool = True) -> Path:
     is_path = exists and (isinstance(ref, Path) or text.endswith(".gguf"))
     if is_path or text.startswith(("/", ".", "~")):
         return _local(expanded(text))
-    # What speaks to servers is imported when it is needed: it takes up to 0.3 s.
+    # These are imported when they are needed, as what they import is slow to load.
     if text.startswith("hf:"):
         from minfer_jax import hf_source
 
