@@ -28,6 +28,7 @@ LAYERS = (
     "template_sandbox",
     "chat_template",
     "host memory usage",  # the machine, and the user's cache
+    "flag_table",
     "transfer split_files",
     "file_record",
     "wheel_fetch",
@@ -91,7 +92,9 @@ LAYERS = (
     "engine",
     "language_model",
     "metadata_report",
-    "cached_models model_report models_flags command generate_flags",
+    "command model_flags",
+    "model_command generate_flags",
+    "cached_models model_report models_flags",
     "remove_model",
     "models",
     "generate",
