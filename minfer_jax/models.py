@@ -12,13 +12,13 @@ if __name__ == "__main__":  # Ctrl-C during the imports below ends it without a 
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from minfer_jax import model_report, sources
-from minfer_jax.cached_models import UNFINISHED, CachedModel, cached_models, find, model_of
 from minfer_jax.command import guarded, leave, say, with_flags
 from minfer_jax.gguf import open_gguf
 from minfer_jax.gguf_header import one_line
 from minfer_jax.model_report import decimal
 from minfer_jax.models_flags import DOWNLOAD, INFO, LIST, RM, Options, help_text, parse
-from minfer_jax.remove_model import remove
+from minfer_jax.sources.cached import UNFINISHED, CachedModel, cached_models, find, model_of
+from minfer_jax.sources.remove import remove
 
 
 def main(argv: Sequence[str]) -> int:

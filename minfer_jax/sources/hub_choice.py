@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from minfer_jax.model_folder import listed
-from minfer_jax.split_files import SUFFIX, models_of
-from minfer_jax.transfer import SourceError, quoted
+from minfer_jax.sources.folder import listed
+from minfer_jax.sources.split import SUFFIX, models_of
+from minfer_jax.sources.transfer import SourceError, quoted
 
 DEFAULT_QUANT = "Q4_K_M"
 MAIN = "main"

@@ -14,9 +14,9 @@ from itertools import islice
 from pathlib import Path
 
 from minfer_jax import host
-from minfer_jax.file_record import check_size
-from minfer_jax.split_files import SUFFIX, all_parts, base_name, first_part
-from minfer_jax.transfer import SourceError, quoted
+from minfer_jax.sources.record import check_size
+from minfer_jax.sources.split import SUFFIX, all_parts, base_name, first_part
+from minfer_jax.sources.transfer import SourceError, quoted
 
 _MAX_FOLDERS = 10_000  # that are looked into
 _MAX_LISTED = 10  # names in an error

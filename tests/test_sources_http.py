@@ -13,11 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from minfer_jax import http_client, http_fetch, transfer
-from minfer_jax.file_record import Record, read_record
-from minfer_jax.http_client import HttpError, get_json
-from minfer_jax.http_fetch import Remote, fetch
-from minfer_jax.transfer import SourceError
+from minfer_jax.sources import http_client, http_fetch, transfer
+from minfer_jax.sources.http_client import HttpError, get_json
+from minfer_jax.sources.http_fetch import Remote, fetch
+from minfer_jax.sources.record import Record, read_record
+from minfer_jax.sources.transfer import SourceError
 from tests.helpers.servers import Fault, Page, Server, sha256
 
 BODY = b"GGUF" + bytes(range(251)) * 40
@@ -354,7 +354,7 @@ def test_a_folder_that_cannot_be_made(url, tmp_path):
 FETCH = """
 import sys
 from pathlib import Path
-from minfer_jax.http_fetch import Remote, fetch
+from minfer_jax.sources.http_fetch import Remote, fetch
 folder = Path(sys.argv[2])
 fetch(Remote(url=sys.argv[1], source="ref"), folder / "a.gguf", folder)
 """

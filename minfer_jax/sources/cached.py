@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from minfer_jax import ollama_source
-from minfer_jax.file_record import PART, read_record, source_of
-from minfer_jax.hf_cache import digest_of, partial_files
-from minfer_jax.hf_choice import MAIN, models_among
-from minfer_jax.model_folder import files_below, model_dir, model_files, parts_of
-from minfer_jax.sources import ALIASES, resolve
-from minfer_jax.split_files import SUFFIX, all_parts, base_name
-from minfer_jax.transfer import SourceError, quoted
+from minfer_jax.sources import ollama
+from minfer_jax.sources.aliases import ALIASES
+from minfer_jax.sources.folder import files_below, model_dir, model_files, parts_of
+from minfer_jax.sources.hub_cache import digest_of, partial_files
+from minfer_jax.sources.hub_choice import MAIN, models_among
+from minfer_jax.sources.record import PART, read_record, source_of
+from minfer_jax.sources.references import resolve
+from minfer_jax.sources.split import SUFFIX, all_parts, base_name
+from minfer_jax.sources.transfer import SourceError, quoted
 
 if TYPE_CHECKING:
     from huggingface_hub import HFCacheInfo
@@ -101,7 +102,7 @@ def _in_cache() -> Iterator[CachedModel]:
 
 
 def _in_stores() -> Iterator[CachedModel]:
-    for model, path in ollama_source.stored():
+    for model, path in ollama.stored():
         digest = path.name.removeprefix("sha256-")
         yield CachedModel(reference=model.reference, owner=STORE, files=(path,), digests=(digest,))
 

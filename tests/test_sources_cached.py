@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from minfer_jax.cached_models import CachedModel, cached_models, find, model_of
-from minfer_jax.file_record import Record, write_record
-from minfer_jax.remove_model import remove
 from minfer_jax.sources import ALIASES, SourceError, resolve
+from minfer_jax.sources.cached import CachedModel, cached_models, find, model_of
+from minfer_jax.sources.record import Record, write_record
+from minfer_jax.sources.remove import remove
 from tests.helpers.servers import COMMIT, Fault, put_in_store, put_ollama, put_repo, sha256
 
 BODY = b"GGUF of a model"

@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from minfer_jax import ollama_source
-from minfer_jax.file_record import read_record
-from minfer_jax.sources import SourceError, resolve
+from minfer_jax.sources import SourceError, ollama, resolve
+from minfer_jax.sources.record import read_record
 from tests.helpers.servers import Fault, put_in_store, put_ollama, sha256
 
 BODY = b"GGUF of a model"
@@ -70,7 +69,7 @@ def test_a_blob_that_is_another(registry, model_folder, served):
     ],
 )
 def test_odd_manifests(registry, model_folder, manifest, message):
-    layer = {"mediaType": ollama_source._MODEL, "digest": f"sha256:{'0' * 64}", "size": 1}
+    layer = {"mediaType": ollama._MODEL, "digest": f"sha256:{'0' * 64}", "size": 1}
     if "layers" not in manifest and manifest:
         manifest = {"layers": [layer | manifest]}
     registry.file("/v2/library/tiny/manifests/latest", json.dumps(manifest).encode())

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from minfer_jax import http_client
-from minfer_jax.file_record import read_record
-from minfer_jax.hf_choice import choose, parse
-from minfer_jax.sources import SourceError, resolve
-from minfer_jax.split_files import all_parts
+from minfer_jax.sources import SourceError, http_client, resolve
+from minfer_jax.sources.hub_choice import choose, parse
+from minfer_jax.sources.record import read_record
+from minfer_jax.sources.split import all_parts
 from tests.helpers.servers import COMMIT, Fault, put_repo, sha256
 
 REPO = "org/tiny-GGUF"

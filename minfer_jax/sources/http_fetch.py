@@ -20,9 +20,8 @@ import filelock
 import httpx2
 from tqdm import tqdm
 
-from minfer_jax.file_record import PART, Record, is_present, read_json, record_path, write_record
 from minfer_jax.gguf_header import MAGIC
-from minfer_jax.http_client import (
+from minfer_jax.sources.http_client import (
     Retry,
     check_answer,
     client,
@@ -32,7 +31,8 @@ from minfer_jax.http_client import (
     rest,
     shown_url,
 )
-from minfer_jax.transfer import (
+from minfer_jax.sources.record import PART, Record, is_present, read_json, record_path, write_record
+from minfer_jax.sources.transfer import (
     SourceError,
     cannot_keep,
     check_free,

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from minfer_jax import transfer
-from minfer_jax.file_record import Record, read_record, write_record
-from minfer_jax.transfer import SourceError, cannot_keep, check_free
+from minfer_jax.sources import transfer
+from minfer_jax.sources.record import Record, read_record, write_record
+from minfer_jax.sources.transfer import SourceError, cannot_keep, check_free
 
 _WORKING = ".fetch-"  # how working folders are named
 _STALE_SECONDS = 24 * 3600  # after which a working folder belongs to a process that was killed

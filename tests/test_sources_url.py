@@ -3,9 +3,9 @@
 import httpx2
 import pytest
 
-from minfer_jax import url_source
-from minfer_jax.file_record import read_record
 from minfer_jax.sources import SourceError, resolve
+from minfer_jax.sources import url as url_source
+from minfer_jax.sources.record import read_record
 from tests.helpers.servers import Fault
 
 BODY = b"GGUF of a model"

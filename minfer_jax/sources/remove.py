@@ -10,12 +10,12 @@ from pathlib import Path
 
 from huggingface_hub import CachedRevisionInfo, HFCacheInfo, constants
 
-from minfer_jax import ollama_source
-from minfer_jax.cached_models import HUB, STORE, CachedModel, hub_cache
-from minfer_jax.file_record import record_path
-from minfer_jax.hf_cache import record_place
-from minfer_jax.model_folder import model_dir
-from minfer_jax.transfer import SourceError, quoted
+from minfer_jax.sources import ollama
+from minfer_jax.sources.cached import HUB, STORE, CachedModel, hub_cache
+from minfer_jax.sources.folder import model_dir
+from minfer_jax.sources.hub_cache import record_place
+from minfer_jax.sources.record import record_path
+from minfer_jax.sources.transfer import SourceError, quoted
 
 
 def remove(model: CachedModel) -> int:
@@ -77,7 +77,7 @@ def _remove_file(path: Path) -> int:
     if folder is None:
         raise SourceError(f"{quoted(path)} is not below {quoted(model_dir())}; it is not removed")
     freed = 0
-    for one in (path, record_path(path), ollama_source.manifest_path(path)):
+    for one in (path, record_path(path), ollama.manifest_path(path)):
         if one.is_symlink() or one.exists():
             freed += one.lstat().st_size
             one.unlink()

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from huggingface_hub import constants
 
-from minfer_jax.file_record import read_record
-from minfer_jax.hf_choice import MAIN, HubModel
+from minfer_jax.sources.hub_choice import MAIN, HubModel
+from minfer_jax.sources.record import read_record
 
 PART = ".minfer.incomplete"  # huggingface_hub knows *.incomplete
 _COMMIT = re.compile(r"[0-9a-f]{40}")

@@ -20,9 +20,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from minfer_jax.file_record import is_present, read_json
-from minfer_jax.model_folder import expanded
-from minfer_jax.transfer import SourceError, cannot_keep, not_cached, quoted
+from minfer_jax.sources.folder import expanded
+from minfer_jax.sources.record import is_present, read_json
+from minfer_jax.sources.transfer import SourceError, cannot_keep, not_cached, quoted
 from minfer_jax.whole_file import replacing
 
 HOST = "registry.ollama.ai"
@@ -140,8 +140,8 @@ def _model_layer(manifest: Any) -> _Layer:
 
 
 def _fetch(model: OllamaModel, path: Path, folder: Path) -> Path:
-    from minfer_jax.http_client import HttpError, get_json  # slow to import
-    from minfer_jax.http_fetch import Remote, fetch
+    from minfer_jax.sources.http_client import HttpError, get_json  # slow to import
+    from minfer_jax.sources.http_fetch import Remote, fetch
 
     registry = os.environ.get(REGISTRY) or f"https://{HOST}"
     base = f"{registry.rstrip('/')}/v2/{model.user}/{model.name}"

@@ -19,11 +19,11 @@ from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, Offl
 from huggingface_hub.file_download import get_hf_file_metadata
 from huggingface_hub.utils import build_hf_headers
 
-from minfer_jax import http_client, http_fetch
-from minfer_jax.file_record import write_record
-from minfer_jax.hf_cache import PART, record_place, repo_folder, sha256_in
-from minfer_jax.hf_choice import MAIN, HubModel, choose
-from minfer_jax.transfer import SourceError, cannot_keep, quoted, say_fetching
+from minfer_jax.sources import http_client, http_fetch
+from minfer_jax.sources.hub_cache import PART, record_place, repo_folder, sha256_in
+from minfer_jax.sources.hub_choice import MAIN, HubModel, choose
+from minfer_jax.sources.record import write_record
+from minfer_jax.sources.transfer import SourceError, cannot_keep, quoted, say_fetching
 
 _TAG = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]*")  # of a blob: the name of its file
 _LIBRARY = "minfer-jax"

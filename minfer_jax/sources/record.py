@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from minfer_jax.transfer import SourceError, progress_bar
+from minfer_jax.sources.transfer import SourceError, progress_bar
 from minfer_jax.whole_file import replacing
 
 PART = ".part"  # how the name of an unfinished file ends

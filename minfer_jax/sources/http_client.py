@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import httpx2
 
-from minfer_jax.transfer import SourceError, say
+from minfer_jax.sources.transfer import SourceError, say
 
 TIMEOUT = 30.0  # seconds to connect, and between one piece and the next
 PAUSES = (1.0, 2.0, 4.0, 8.0)  # seconds before the next tries; after the last there is no other

@@ -11,11 +11,11 @@ from urllib.parse import quote
 
 import httpx2
 
-from minfer_jax.file_record import is_present
-from minfer_jax.http_client import shown_url
-from minfer_jax.http_fetch import Remote, fetch
-from minfer_jax.split_files import SUFFIX, all_parts
-from minfer_jax.transfer import SourceError, not_cached, quoted, say
+from minfer_jax.sources.http_client import shown_url
+from minfer_jax.sources.http_fetch import Remote, fetch
+from minfer_jax.sources.record import is_present
+from minfer_jax.sources.split import SUFFIX, all_parts
+from minfer_jax.sources.transfer import SourceError, not_cached, quoted, say
 
 _SAFE = "%~+@,="  # in the name of a folder or a file, besides letters, digits and ._-
 
