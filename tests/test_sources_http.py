@@ -305,6 +305,64 @@ def test_no_server(get, server, monkeypatch):
         get(server.url + "/a.gguf")
 
 
+SECRET = "user:secret@"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("SSL_CERT_FILE", "/nowhere", r"no connections can be made \(.*No such file"),
+        (
+            "HTTPS_PROXY",
+            "socks5://127.0.0.1:9",
+            r"no connections can be made \(.*socks.*HTTPS_",
+        ),
+        ("HTTPS_PROXY", f"ftp://{SECRET}h", r"no connections can be made \(Unknown scheme"),
+    ],
+)
+def test_surroundings_without_connections(get, monkeypatch, variable, value, message):
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(SourceError, match=message) as caught:
+        get("https://127.0.0.1:9/a.gguf")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        (f"https://{SECRET}127.0.0.1:99999999/a.gguf", r"cannot fetch https://127.0.0.1:99999999/"),
+        (f"https://{SECRET}{'x' * 80}.invalid/a.gguf", r"cannot fetch https://xxx"),
+    ],
+)
+def test_hosts_and_ports_that_are_none(get, url, message):
+    with pytest.raises(SourceError, match=message) as caught:
+        get(url)
+    assert "secret" not in str(caught.value)
+
+
+def test_nobody_reads_what_is_said(get, url, monkeypatch):
+    def gone(*_, **__):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("sys.stderr.write", gone)
+    assert get(url).read_bytes() == BODY
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("https://u:p@h:1/a@b.gguf?x=1#y", "https://h:1/a@b.gguf"),
+        ("HTTPS:u:p@h", "HTTPS:h"),
+        ("http://u:p@q@h", "http://h"),
+        ("https://h/a.gguf?x\ny=@", "https://h/a.gguf"),
+        ("hf:a/b@main:x?", "hf:a/b@main:x?"),
+        ("./https://a@b", "./https://a@b"),
+    ],
+)
+def test_what_is_shown_of_a_url(text, shown):
+    assert transfer.shown(text) == shown
+
+
 # --- the disk, and other processes ----------------------------------------------------------------
 
 
@@ -391,6 +449,18 @@ def test_a_process_that_is_ended_leaves_what_came_for_the_next(url, get, server,
     assert server.ranges() == [None, f"bytes={came}-"]
 
 
+def test_an_end_before_the_last_step_loses_nothing(get, url, server, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(http_fetch, "write_record", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            get(url)
+    assert get(url).read_bytes() == BODY
+    assert len(server.requests) == 1
+
+
 def test_two_processes_at_once(url, server, model_folder):
     waited = threading.Event()
     server.faults["/a.gguf"] = [Fault(until=waited)]
@@ -433,7 +503,7 @@ def test_a_bar_on_a_terminal(url, get, server, monkeypatch, capfd):
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (b"[1]", "an object of JSON is expected; list came"),
+        (b"[1]", "/x holds a list, not an object"),
         (b"{", "holds no JSON"),
         (b"\xff", "holds no JSON"),
         (b"[" * 100_000, "holds no JSON"),

@@ -7,20 +7,22 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from minfer_jax.sources import ollama
 from minfer_jax.sources.aliases import ALIASES
 from minfer_jax.sources.folder import files_below, model_dir, model_files, parts_of
-from minfer_jax.sources.hub_cache import digest_of, partial_files
-from minfer_jax.sources.hub_choice import MAIN, models_among
+from minfer_jax.sources.hub_cache import (
+    digest_of,
+    partial_files,
+    repositories,
+    snapshots,
+    whole_files,
+)
+from minfer_jax.sources.hub_choice import HubModel, models_among
 from minfer_jax.sources.record import PART, read_record, source_of
 from minfer_jax.sources.references import resolve
 from minfer_jax.sources.split import SUFFIX, all_parts, base_name
 from minfer_jax.sources.transfer import SourceError, quoted
-
-if TYPE_CHECKING:
-    from huggingface_hub import HFCacheInfo
 
 CACHE, HUB, STORE, UNFINISHED = "cache", "hub", "ollama", "unfinished"
 
@@ -49,7 +51,7 @@ class CachedModel:
 
 
 def cached_models() -> list[CachedModel]:
-    """All models on this machine, sorted by reference; huggingface_hub is loaded for its cache."""
+    """All models on this machine, sorted by reference."""
     found = [*_in_cache(), *_in_hub(), *_in_stores(), *_unfinished()]
     return sorted(found, key=lambda model: (model.reference, model.files))
 
@@ -109,36 +111,18 @@ def _in_stores() -> Iterator[CachedModel]:
 
 def _in_hub() -> Iterator[CachedModel]:
     """Of a repository's revisions, a model is listed for each that has it, main's without @."""
-    cache = hub_cache()
-    for repo in () if cache is None else cache.repos:
-        if repo.repo_type != "model":
-            continue
-        plain = next((r for r in repo.revisions if MAIN in r.refs), None)
-        if plain is None and repo.revisions:
-            plain = max(repo.revisions, key=lambda revision: revision.last_modified)
-        for revision in repo.revisions:
-            at = "" if revision is plain else f"@{revision.commit_hash}"
-            folder = revision.snapshot_path
-            names = [file.file_path.relative_to(folder).as_posix() for file in revision.files]
-            for base, files in models_among(names).items():
-                paths = tuple(folder / name for name in files)
+    for repo in repositories():
+        folders = snapshots(HubModel(repo=repo, revision=None, wanted=None))
+        for number, snapshot in enumerate(folders):
+            at = f"@{snapshot.name}" if number else ""
+            for base, names in models_among(whole_files(snapshot)).items():
+                paths = tuple(snapshot / name for name in names)
                 yield CachedModel(
-                    reference=f"hf:{repo.repo_id}{at}:{files[0] if len(files) == 1 else base}",
+                    reference=f"hf:{repo}{at}:{names[0] if len(names) == 1 else base}",
                     owner=HUB,
                     files=paths,
                     digests=tuple(map(digest_of, paths)),
                 )
-
-
-def hub_cache() -> "HFCacheInfo | None":
-    """What huggingface_hub has in its cache; None where there is no cache."""
-    from huggingface_hub import scan_cache_dir
-    from huggingface_hub.errors import CacheNotFound
-
-    try:
-        return scan_cache_dir()
-    except (CacheNotFound, ValueError):  # ValueError: a file is in its place
-        return None
 
 
 def _unfinished() -> Iterator[CachedModel]:

