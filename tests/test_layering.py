@@ -31,7 +31,7 @@ LAYERS = (
     "flag_table",
     # where models come from
     "sources.transfer sources.split",
-    "sources.record",
+    "sources.record sources.lock",
     "sources.wheel sources.folder sources.http_client",
     "sources.aliases sources.hub_choice sources.http_fetch",
     "sources.hub_cache sources.ollama sources.url",

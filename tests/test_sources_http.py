@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from minfer_jax.sources import http_client, http_fetch, transfer
-from minfer_jax.sources.http_client import HttpError, get_json
+from minfer_jax.sources.http_client import HttpError
 from minfer_jax.sources.http_fetch import Remote, fetch
 from minfer_jax.sources.record import Record, read_record
 from minfer_jax.sources.transfer import SourceError
@@ -282,15 +282,6 @@ def test_redirects_to_something_else(get, server, location):
     assert len(server.requests) == 1
 
 
-def test_https_is_not_left_for_http():
-    import httpx2
-
-    asked = httpx2.Request("GET", "http://host/a.gguf")
-    response = httpx2.Response(200, request=asked)
-    with pytest.raises(SourceError, match=r"host redirects from https to http; not followed"):
-        http_client.check_answer(response, "https://host/a.gguf")
-
-
 def test_a_server_that_does_not_answer(get, url, server, monkeypatch):
     monkeypatch.setattr(http_client, "TIMEOUT", 0.3)
     server.faults["/a.gguf"] = [Fault(pause=2.0)] * 2
@@ -305,62 +296,12 @@ def test_no_server(get, server, monkeypatch):
         get(server.url + "/a.gguf")
 
 
-SECRET = "user:secret@"
-
-
-@pytest.mark.parametrize(
-    ("variable", "value", "message"),
-    [
-        ("SSL_CERT_FILE", "/nowhere", r"no connections can be made \(.*No such file"),
-        (
-            "HTTPS_PROXY",
-            "socks5://127.0.0.1:9",
-            r"no connections can be made \(.*socks.*HTTPS_",
-        ),
-        ("HTTPS_PROXY", f"ftp://{SECRET}h", r"no connections can be made \(Unknown scheme"),
-    ],
-)
-def test_surroundings_without_connections(get, monkeypatch, variable, value, message):
-    monkeypatch.setenv(variable, value)
-    with pytest.raises(SourceError, match=message) as caught:
-        get("https://127.0.0.1:9/a.gguf")
-    assert "secret" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("url", "message"),
-    [
-        (f"https://{SECRET}127.0.0.1:99999999/a.gguf", r"cannot fetch https://127.0.0.1:99999999/"),
-        (f"https://{SECRET}{'x' * 80}.invalid/a.gguf", r"cannot fetch https://xxx"),
-    ],
-)
-def test_hosts_and_ports_that_are_none(get, url, message):
-    with pytest.raises(SourceError, match=message) as caught:
-        get(url)
-    assert "secret" not in str(caught.value)
-
-
 def test_nobody_reads_what_is_said(get, url, monkeypatch):
     def gone(*_, **__):
         raise BrokenPipeError
 
     monkeypatch.setattr("sys.stderr.write", gone)
     assert get(url).read_bytes() == BODY
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("https://u:p@h:1/a@b.gguf?x=1#y", "https://h:1/a@b.gguf"),
-        ("HTTPS:u:p@h", "HTTPS:h"),
-        ("http://u:p@q@h", "http://h"),
-        ("https://h/a.gguf?x\ny=@", "https://h/a.gguf"),
-        ("hf:a/b@main:x?", "hf:a/b@main:x?"),
-        ("./https://a@b", "./https://a@b"),
-    ],
-)
-def test_what_is_shown_of_a_url(text, shown):
-    assert transfer.shown(text) == shown
 
 
 # --- the disk, and other processes ----------------------------------------------------------------
@@ -386,7 +327,7 @@ def test_a_write_that_fails_in_the_middle_keeps_what_came(url, get, server, mode
     server.file("/a.gguf", big, ETag='"one"')
     with start(url, model_folder, limit) as process:
         error = process.communicate(timeout=60)[1].splitlines()[-1]
-    message = r".*SourceError: cannot keep a.gguf in .*: File too large; make room there, or set .*"
+    message = r".*SourceError: cannot keep a.gguf in .*: File too large; set .*"
     assert re.fullmatch(message, error)
     assert not (model_folder / "a.gguf").exists()
     came = (model_folder / "a.gguf.part").stat().st_size
@@ -405,7 +346,7 @@ def test_disk_too_small(get, url, monkeypatch):
 def test_a_folder_that_cannot_be_made(url, tmp_path):
     (tmp_path / "file").write_bytes(b"")
     folder = tmp_path / "file" / "below"
-    with pytest.raises(SourceError, match=r"cannot keep a.gguf in .*Not a directory; make room"):
+    with pytest.raises(SourceError, match=r"cannot keep a.gguf in .*Not a directory; set MINFER"):
         fetch(Remote(url=url, source="ref"), folder / "a.gguf", folder)
 
 
@@ -495,28 +436,3 @@ def test_a_bar_on_a_terminal(url, get, server, monkeypatch, capfd):
     server.faults["/a.gguf"] = [Fault(pause=0.05)]
     get(url)
     assert re.search(r"\ra.gguf: +\d+%.*k/10.0k", capfd.readouterr().err)
-
-
-# --- JSON -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        (b"[1]", "/x holds a list, not an object"),
-        (b"{", "holds no JSON"),
-        (b"\xff", "holds no JSON"),
-        (b"[" * 100_000, "holds no JSON"),
-        (b" " * (5 << 20), "is longer than"),
-    ],
-)
-def test_no_json(server, model_folder, body, message):
-    with pytest.raises(SourceError, match=message):
-        get_json(server.file("/x", body), {})
-
-
-def test_json(server, model_folder):
-    url = server.file("/x", b'{"a": 1}')
-    server.faults["/x"] = [Fault(after=3), Fault(status=503)]
-    assert get_json(url, {"Accept": "b"}) == {"a": 1}
-    assert [one.headers["accept"] for one in server.requests] == ["b"] * 3

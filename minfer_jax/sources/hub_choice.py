@@ -18,7 +18,8 @@ from minfer_jax.sources.transfer import SourceError, quoted
 DEFAULT_QUANT = "Q4_K_M"
 MAIN = "main"
 _NO_MODELS = ("mmproj", "imatrix")  # in the names of files that go with a model
-_REPO = r"[A-Za-z0-9][A-Za-z0-9._-]*(?:/[A-Za-z0-9][A-Za-z0-9._-]*)?"
+_PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"  # as long as the hub allows
+_REPO = rf"{_PART}(?:/{_PART})?"
 _REFERENCE = re.compile(
     rf"hf:(?P<repo>{_REPO})(?:@(?P<revision>[A-Za-z0-9][A-Za-z0-9._/-]*))?(?::(?P<wanted>[^\0]+))?"
 )

@@ -21,6 +21,7 @@ from huggingface_hub.utils import build_hf_headers
 from minfer_jax.sources import http_client, http_fetch
 from minfer_jax.sources.hub_cache import PART, repo_folder, sha256_in
 from minfer_jax.sources.hub_choice import MAIN, HubModel, choose
+from minfer_jax.sources.lock import exclusive
 from minfer_jax.sources.transfer import SourceError, cannot_keep, quoted, say_fetching, shown
 
 _TAG = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]*")  # of a blob: the name of its file
@@ -82,7 +83,7 @@ def _fetch_blob(remote: http_fetch.Remote, blob: Path, name: str) -> None:
     repo = blob.parent.parent
     blob.parent.mkdir(parents=True, exist_ok=True)
     # The lock that huggingface_hub takes, so that its other users wait too.
-    with http_fetch.exclusive(repo.parent / ".locks" / repo.name / f"{blob.name}.lock", name):
+    with exclusive(repo.parent / ".locks" / repo.name / f"{blob.name}.lock", name):
         if blob.is_file() and blob.stat().st_size == remote.size:
             return
         say_fetching(name, remote.size, shown(constants.ENDPOINT), repo)

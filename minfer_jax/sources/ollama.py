@@ -30,7 +30,7 @@ _STORES = ("~/.ollama/models", "/usr/share/ollama/.ollama/models")
 _MODEL = "application/vnd.ollama.image.model"
 _MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 _MAX_MANIFESTS = 10_000
-_PART = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
+_PART = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
 _REFERENCE = re.compile(rf"ollama:(?:(?P<user>{_PART})/)?(?P<name>{_PART})(?::(?P<tag>{_PART}))?")
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 

@@ -1,5 +1,6 @@
 """What all transfers share: their error, the line and the bar they show, and room on the disk."""
 
+import errno
 import re
 import shutil
 import sys
@@ -48,9 +49,10 @@ def cannot_keep(
         error: What the system says.
         variable: The environment variable that names the folder.
     """
+    full = error.errno in (0, errno.ENOSPC, errno.EDQUOT)
     return SourceError(
         f"cannot keep {name} in {str(folder)!r}: {error.strerror or error};"
-        f" make room there, or set {variable} to another folder"
+        f" {'make room there, or ' if full else ''}set {variable} to another folder"
     )
 
 
