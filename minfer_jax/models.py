@@ -19,6 +19,7 @@ from minfer_jax.model_report import decimal
 from minfer_jax.models_flags import DOWNLOAD, INFO, LIST, RM, Options, help_text, parse
 from minfer_jax.sources.cached import UNFINISHED, CachedModel, cached_models, find, model_of
 from minfer_jax.sources.remove import remove
+from minfer_jax.sources.transfer import shown
 
 
 def main(argv: Sequence[str]) -> int:
@@ -65,7 +66,7 @@ def _as_json(model: CachedModel) -> dict:
 def _info(options: Options) -> int:
     (ref,) = options.models
     file = open_gguf(sources.resolve(ref, may_fetch=False))  # a look fetches nothing
-    report = model_report.report(file, ref)
+    report = model_report.report(file, shown(ref))
     if options.verify:
         model = model_of(file.parts[0])
         digests = (None,) * len(file.parts) if model is None else model.digests

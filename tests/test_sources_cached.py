@@ -160,6 +160,19 @@ def test_a_hub_s_model_is_removed_from_all_revisions(hub, store):
     assert list(listed().values()) == [9]
 
 
+def test_what_is_damaged_can_be_removed(hub, server, model_folder):
+    url = server.file("/m.gguf", BODY)
+    for ref in (url, f"hf:{REPO}:m-Q8_0.gguf"):
+        path = resolve(ref)
+        path.resolve().write_bytes(b"cut")
+        with pytest.raises(SourceError, match=r"is not in the cache"):
+            resolve(ref, may_fetch=False)
+        assert listed() == {ref: 3}
+        assert remove(find(ref)) >= 3
+        assert cached_models() == []
+        assert not path.exists()
+
+
 def test_a_damaged_cache_of_the_hub_is_passed_over(hub, model_folder):
     resolve(f"hf:{REPO}")
     cache = Path(constants.HF_HUB_CACHE)

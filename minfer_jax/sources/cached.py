@@ -13,10 +13,10 @@ from minfer_jax.sources.aliases import ALIASES
 from minfer_jax.sources.folder import files_below, model_dir, model_files, parts_of
 from minfer_jax.sources.hub_cache import (
     digest_of,
+    files_of,
     partial_files,
     repositories,
     snapshots,
-    whole_files,
 )
 from minfer_jax.sources.hub_choice import HubModel, models_among
 from minfer_jax.sources.record import PART, read_record, source_of
@@ -63,15 +63,21 @@ def model_of(path: Path) -> CachedModel | None:
 
 
 def find(ref: str) -> CachedModel:
-    """The model, or the remains of an interrupted fetch, that a reference means.
+    """The model, a damaged one too, or the remains of an interrupted fetch, that a reference means.
 
     Raises:
         SourceError: It means none, or a file that was not fetched.
     """
-    unfinished = next((one for one in _unfinished() if one.reference == ref), None)
+    listed = [one for one in cached_models() if one.reference == ref]
+    unfinished = next((one for one in listed if one.owner == UNFINISHED), None)
     if unfinished is not None:
         return unfinished
-    path = resolve(ref, may_fetch=False)
+    try:
+        path = resolve(ref, may_fetch=False)
+    except SourceError:
+        if not listed:
+            raise
+        return listed[0]
     found = model_of(path)
     if found is None:
         raise SourceError(f"{quoted(path)} was not fetched, and is left alone")
@@ -115,7 +121,7 @@ def _in_hub() -> Iterator[CachedModel]:
         folders = snapshots(HubModel(repo=repo, revision=None, wanted=None))
         for number, snapshot in enumerate(folders):
             at = f"@{snapshot.name}" if number else ""
-            for base, names in models_among(whole_files(snapshot)).items():
+            for base, names in models_among(files_of(snapshot)).items():
                 paths = tuple(snapshot / name for name in names)
                 yield CachedModel(
                     reference=f"hf:{repo}{at}:{names[0] if len(names) == 1 else base}",

@@ -56,15 +56,18 @@ def snapshots(model: HubModel) -> Iterator[Path]:
         yield from sorted(others, key=lambda path: path.stat().st_mtime, reverse=True)
 
 
+def files_of(snapshot: Path) -> list[str]:
+    """The .gguf files of a snapshot, but for those whose blob is gone."""
+    found = (path for path in snapshot.rglob(f"*{SUFFIX}") if path.is_file())
+    return sorted(path.relative_to(snapshot).as_posix() for path in found)
+
+
 def whole_files(snapshot: Path) -> list[str]:
-    """The .gguf files of a snapshot, but for those that are not as long as they were."""
-    found = filter(_is_whole, snapshot.rglob(f"*{SUFFIX}"))
-    return [path.relative_to(snapshot).as_posix() for path in found]
+    """The same, but for those that are not as long as they were."""
+    return [name for name in files_of(snapshot) if _is_whole(snapshot / name)]
 
 
 def _is_whole(path: Path) -> bool:
-    if not path.is_file():  # the blob is gone
-        return False
     record = read_record(blob_of(path))
     return record is None or record.size == path.stat().st_size
 

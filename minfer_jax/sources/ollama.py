@@ -107,25 +107,17 @@ def stored() -> Iterator[tuple[OllamaModel, Path]]:
         for path in sorted(islice(manifests, _MAX_MANIFESTS)):
             user, name, tag = path.parts[-3:]
             try:
-                layer = _model_layer(read_json(path))
-                blob = store / "blobs" / f"sha256-{layer.hex}"
-                whole = blob.stat().st_size == layer.size
+                sha256, size = _model_layer(read_json(path))
+                blob = store / "blobs" / f"sha256-{sha256}"
+                whole = blob.stat().st_size == size
             except (OSError, ValueError):  # half removed, or of another form: as if not there
                 continue
             if whole:
                 yield OllamaModel(user=user, name=name, tag=tag), blob
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Layer:
-    """Which blob a model is: its digest and its bytes."""
-
-    hex: str
-    size: int
-
-
-def _model_layer(manifest: Any) -> _Layer:
-    """The model among the layers of a manifest; ValueError unless there is exactly one."""
+def _model_layer(manifest: Any) -> tuple[str, int]:
+    """Digest and size of the only model among a manifest's layers; ValueError if it is not so."""
     try:
         layers = [one for one in manifest["layers"] if one["mediaType"] == _MODEL]
         (layer,) = layers
@@ -134,7 +126,7 @@ def _model_layer(manifest: Any) -> _Layer:
         raise ValueError("one layer with a model is expected") from error
     if digest is None or type(size) is not int or size <= 0:
         raise ValueError("the model's layer has no sha256 and size")
-    return _Layer(hex=digest[1], size=size)
+    return digest[1], size
 
 
 def _fetch(model: OllamaModel, path: Path, folder: Path) -> Path:
@@ -144,7 +136,9 @@ def _fetch(model: OllamaModel, path: Path, folder: Path) -> Path:
     registry = os.environ.get(REGISTRY) or f"https://{HOST}"
     base = f"{registry.rstrip('/')}/v2/{model.user}/{model.name}"
     try:
-        layer = _model_layer(get_json(f"{base}/manifests/{model.tag}", {"Accept": _MANIFEST}))
+        sha256, size = _model_layer(
+            get_json(f"{base}/manifests/{model.tag}", {"Accept": _MANIFEST})
+        )
     except HttpError as error:
         if error.status != 404:
             raise
@@ -157,9 +151,9 @@ def _fetch(model: OllamaModel, path: Path, folder: Path) -> Path:
     except ValueError as error:
         raise SourceError(f"the manifest of {model.reference} cannot be used: {error}") from error
     remote = Remote(
-        url=f"{base}/blobs/sha256:{layer.hex}",
+        url=f"{base}/blobs/sha256:{sha256}",
         source=model.reference,
-        size=layer.size,
-        sha256=layer.hex,
+        size=size,
+        sha256=sha256,
     )
     return fetch(remote, path, folder)
