@@ -212,6 +212,8 @@ def test_download(run, hub, store, model_folder, monkeypatch):
     paths = [Path(line) for line in out.splitlines()]
     assert [path.read_bytes() for path in paths] == [MODEL] * 3
     assert run("download", "hf:a/b", url, "ollama:tiny") == (0, out, "")
+    status, out, err = run("info", f"{url.replace('//', '//user:secret@')}?token=secret")
+    assert status == 0 and "secret" not in out + err and url in out
     status, out, err = run("download", url, "hf:a/none", "ollama:tiny")
     assert (status, out) == (1, f"{paths[1]}\n")
     assert err.startswith("error: no repository or file a/none at http://")
