@@ -160,6 +160,20 @@ def test_a_hub_s_model_is_removed_from_all_revisions(hub, store):
     assert list(listed().values()) == [9]
 
 
+def test_caches_behind_links(hub, server, model_folder):
+    for cache in (Path(constants.HF_HUB_CACHE), model_folder):
+        real = cache.with_name(f"{cache.name}-real")
+        real.mkdir()
+        cache.symlink_to(real)
+    url = server.file("/m.gguf", BODY)
+    for ref in (url, f"hf:{REPO}:m-Q8_0.gguf"):
+        path = resolve(ref)
+        assert list(listed()) == [ref]
+        assert remove(find(ref)) >= 15
+        assert cached_models() == []
+        assert not path.exists()
+
+
 def test_what_is_damaged_can_be_removed(hub, server, model_folder):
     url = server.file("/m.gguf", BODY)
     for ref in (url, f"hf:{REPO}:m-Q8_0.gguf"):

@@ -42,7 +42,7 @@ def _remove_from_hub(model: CachedModel) -> int:
     """Removes the files from all revisions of their repository, and the revisions left empty."""
     snapshot = next(path for path in model.files[0].parents if path.parent.name == "snapshots")
     names = [path.relative_to(snapshot) for path in model.files]
-    cache, repo = scan_cache_dir(), snapshot.parent.parent
+    cache, repo = scan_cache_dir(), snapshot.parent.parent.resolve()  # as the library has it
     files = [
         file
         for revision in _revisions(cache, repo)
