@@ -17,6 +17,7 @@ from minfer_jax.model.params import Params
 from minfer_jax.prompt import Messages, encode_prompt
 from minfer_jax.run_stats import RunStats
 from minfer_jax.sampling import SamplingParams
+from minfer_jax.sampling.seed import settled
 from minfer_jax.stop_strings import StopStrings
 from minfer_jax.stream_decoder import StreamDecoder
 from minfer_jax.tokenizer import Tokenizer, TokenizerError
@@ -58,9 +59,10 @@ class LanguageModel:
         return self.engine.stats
 
     def generate_tokens(
-        self, token_ids: Sequence[int], max_tokens: int = MAX_TOKENS, **options: float
+        self, token_ids: Sequence[int], max_tokens: int = MAX_TOKENS, **options: float | None
     ) -> Iterator[int]:
-        """See `Engine.generate_tokens`."""
+        """See `Engine.generate_tokens`; `seed` may be None, as for `stream`."""
+        options = _with_seed(options)
         return self.engine.generate_tokens(token_ids, max_tokens, **options)  # pyright: ignore
 
     def continue_tokens(self, max_tokens: int = MAX_TOKENS) -> Iterator[int]:
@@ -118,7 +120,7 @@ class LanguageModel:
         template: bool | None = None,
         context_shift: bool = False,
         n_keep: int = 0,
-        **sampling: float,
+        **sampling: float | None,
     ) -> Iterator[str]:
         """The answer, piece by piece.
 
@@ -131,7 +133,8 @@ class LanguageModel:
             context_shift: go on when the context is full; see `Engine.generate_tokens`.
             n_keep: tokens of the prompt, after BOS where it has one, that no shift drops; all of it
                 if negative.
-            **sampling: fields of SamplingParams, with its defaults.
+            **sampling: fields of SamplingParams, with its defaults. A `seed` of None, or -1, is
+                drawn anew; `stats.seed` then says which it was.
 
         Yields:
             Pieces of text, whole characters each.
@@ -156,11 +159,11 @@ class LanguageModel:
         stop: Sequence[str] | str = (),
         context_shift: bool = False,
         n_keep: int = 0,
-        **sampling: float,
+        **sampling: float | None,
     ) -> Iterator[str]:
         """As `stream`, for a prompt that is tokens already."""
         tokenizer = self._known_tokenizer()
-        chosen = {"repeat_penalty": SamplingParams.repeat_penalty, **sampling}
+        chosen = _with_seed({"repeat_penalty": SamplingParams.repeat_penalty, **sampling})
         tokens = self.engine.generate_tokens(
             token_ids,
             max_tokens,
@@ -210,6 +213,13 @@ class LanguageModel:
     def generate(self, prompt: str | Messages, **options) -> str:
         """The whole answer as one string; arguments as for `stream`."""
         return "".join(self.stream(prompt, **options))
+
+
+def _with_seed(sampling: dict[str, float | None]) -> dict[str, float | None]:
+    """The same with a seed, where one is to be drawn."""
+    if "seed" not in sampling:
+        return sampling
+    return {**sampling, "seed": settled(sampling["seed"])}
 
 
 def load(

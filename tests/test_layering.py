@@ -28,6 +28,7 @@ LAYERS = (
     "template_sandbox",
     "chat_template",
     "host memory usage",  # the machine, and the user's cache
+    "prompt_file",
     "wheel_fetch",
     "sources",
     "vocab special_tokens stream_decoder",
@@ -69,14 +70,14 @@ LAYERS = (
     "model.load",
     "model",
     # the sampler
-    "sampling.params",
+    "sampling.params sampling.seed",
     "sampling.state sampling.candidates",
     "sampling.draw sampling.penalties sampling.temperature sampling.top_k sampling.top_p "
     "sampling.min_p",
     "sampling.chain",
     "sampling",
     # what is built on them
-    "context run_stats state_file",
+    "context run_stats state_file presets",
     "programs",
     "kv_store",
     "session",
