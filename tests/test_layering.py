@@ -28,7 +28,7 @@ LAYERS = (
     "template_sandbox",
     "chat_template",
     "host memory usage",  # the machine, and the user's cache
-    "prompt_file",
+    "prompt_file flag_table",
     "wheel_fetch",
     "sources",
     "vocab special_tokens stream_decoder",
@@ -85,7 +85,8 @@ LAYERS = (
     "engine",
     "language_model",
     "metadata_report",
-    "command generate_flags",
+    "command model_flags",
+    "model_command generate_flags",
     "generate",
     "quantize_mix",
     "quantize_choice",
