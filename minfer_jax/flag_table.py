@@ -30,15 +30,19 @@ class Flag:
         short: another name, of one letter.
         choices: what the text may be; empty for any.
         least: the number must not be below this.
+        argument: what Python's functions call it, where that is not its name with underscores.
+        main: whether a short help lists it.
     """
 
     name: str
     kind: type
     text: str
-    default: bool | float | str | None = None
+    default: bool | float | str | Sequence[str] | None = None
     short: str | None = None
     choices: tuple[str, ...] = ()
     least: int | None = None
+    argument: str = ""
+    main: bool = False
 
 
 def read(table: Sequence[Flag], argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
@@ -60,7 +64,7 @@ def read(table: Sequence[Flag], argv: Sequence[str]) -> tuple[dict[str, Any], li
         if flag.choices:
             flags.DEFINE_enum(flag.name, flag.default, flag.choices, flag.text, **names)  # pyright: ignore
         elif flag.kind is list:
-            flags.DEFINE_multi_string(flag.name, [], flag.text, **names)
+            flags.DEFINE_multi_string(flag.name, flag.default or [], flag.text, **names)
         else:
             _DEFINE[flag.kind](flag.name, flag.default, flag.text, **names)
     positional = read_flags(values, argv)

@@ -18,15 +18,14 @@ from absl import app, flags
 from minfer_jax.command import guarded, leave, say, with_flags
 from minfer_jax.context import check_prompt_fits
 from minfer_jax.engine import Engine
-from minfer_jax.generate_flags import Options, help_text, parse
+from minfer_jax.generate_flags import Options, help_all, help_text, parse
 from minfer_jax.language_model import LanguageModel
 from minfer_jax.model.config import MAX_POSITIONS
 from minfer_jax.model_command import loaded, opened
 from minfer_jax.prompt import encode_prompt
+from minfer_jax.prompt_file import STANDARD_INPUT, read_prompt
 from minfer_jax.tokenizer import Tokenizer
 from minfer_jax.usage import UsageError
-
-_LONGEST_PROMPT = 64 << 20  # bytes of standard input
 
 
 def main(argv: Sequence[str]) -> int:
@@ -39,17 +38,17 @@ def main(argv: Sequence[str]) -> int:
         The exit status: 0, 1 for a model or prompt that cannot be run, 2 for wrong usage, 130 for
         Ctrl-C.
     """
-    return guarded(lambda: with_flags(argv, help_text, parse, _run))
+    return guarded(lambda: with_flags(argv, help_text, parse, _run, help_all))
 
 
 def _run(options: Options) -> int:
     common = options.common
+    if common.prompt is not None:
+        _check_prompt(common.prompt)  # nothing is fetched or read for no prompt
     file, cfg = opened(common)
-    prompt = _read_prompt() if common.prompt is None else common.prompt
+    prompt = _typed_prompt() if common.prompt is None else common.prompt
     tokenizer = Tokenizer.from_gguf(file)
     ids = encode_prompt(file, tokenizer, prompt, system=common.system, template=options.template)
-    if not prompt.strip() or not ids:
-        raise UsageError("the prompt is empty; give one as an argument or on standard input")
     check_prompt_fits(len(ids), cfg.n_ctx_train)
     say(f"Vocabulary: {tokenizer.n_vocab} tokens")
     say(f"Prompt: {len(ids)} tokens")
@@ -116,15 +115,18 @@ def _rate(label: str, n: int, seconds: float, rate: float) -> str:
     return f"{label}{n} tokens in {seconds:.2f}s ({rate:.1f} tok/s)"
 
 
-def _read_prompt() -> str:
-    if sys.stdin is None:
-        return ""
-    if sys.stdin.isatty():
+def _typed_prompt() -> str:
+    """What is on standard input: last of all, as a person may have to write it."""
+    if sys.stdin is not None and sys.stdin.isatty():
         say("Type the prompt, then Ctrl-D:")
-    raw = sys.stdin.buffer.read(_LONGEST_PROMPT + 1)
-    if len(raw) > _LONGEST_PROMPT:
-        raise UsageError(f"standard input holds more than {_LONGEST_PROMPT} bytes; give less")
-    return raw.decode("utf-8", "replace").removesuffix("\n").removesuffix("\r")
+    prompt = read_prompt(STANDARD_INPUT)
+    _check_prompt(prompt)
+    return prompt
+
+
+def _check_prompt(prompt: str) -> None:
+    if not prompt.strip():
+        raise UsageError("the prompt is empty; give one as an argument or on standard input")
 
 
 def _keep_arguments(argv: list[str]) -> list[str]:

@@ -3,14 +3,27 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from minfer_jax import sources
-from minfer_jax.flag_table import Flag, help_rows, read
-from minfer_jax.model_flags import MODEL_FLAGS, ModelOptions, model_options
+from minfer_jax import presets, sources
+from minfer_jax.flag_table import Flag, help_rows
+from minfer_jax.model_flags import (
+    ANSWER_FLAGS,
+    LOAD_FLAGS,
+    SAMPLING_FLAGS,
+    ModelOptions,
+    model_options,
+    read,
+)
 from minfer_jax.usage import UsageError
 
-FLAGS = (
-    *MODEL_FLAGS,
-    Flag(name="no-template", kind=bool, text="the model sees the prompt as it is", default=False),
+_PROMPT_FLAGS = (
+    *ANSWER_FLAGS,
+    Flag(
+        name="no-template",
+        kind=bool,
+        text="the model sees the prompt as it is",
+        default=False,
+        main=True,
+    ),
     Flag(
         name="context-shift",
         kind=bool,
@@ -23,8 +36,15 @@ FLAGS = (
         text="prompt tokens that no shift drops; -1 for all",
         default=0,
         least=-1,
+        argument="n_keep",
     ),
 )
+_GROUPS = (  # as --help-all lists them
+    ("The prompt and the answer", _PROMPT_FLAGS),
+    ("Sampling", SAMPLING_FLAGS),
+    ("The model", LOAD_FLAGS),
+)
+FLAGS = tuple(flag for _, group in _GROUPS for flag in group)
 
 _TEXT = """\
 usage: python -m minfer_jax.generate [flags] [MODEL] [PROMPT]
@@ -38,8 +58,9 @@ a space in it is a PROMPT.
   python -m minfer_jax.generate ./model.gguf "Once upon" --no-template -n 64
   python -m minfer_jax.generate gemma3 --greedy --stop END < ask.txt > out.txt
 
-{flags}
+{rest}
 """
+_MORE = "  --help-all".ljust(22) + "all flags, and what the presets of --config are for"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,10 +81,20 @@ class Options:
 
 
 def help_text() -> str:
-    """Usage, examples and flags."""
-    return _TEXT.format(
-        aliases=", ".join(sources.ALIASES), default=sources.DEFAULT_MODEL, flags=help_rows(FLAGS)
-    )
+    """Usage, examples and the flags that most people want."""
+    return _help(f"{help_rows([flag for flag in FLAGS if flag.main])}\n{_MORE}")
+
+
+def help_all() -> str:
+    """Usage, examples, all flags and the presets."""
+    groups = [f"{title}:\n{help_rows(group)}" for title, group in _GROUPS]
+    rows = [f"  {name}".ljust(22) + presets.load(name).about for name in presets.names()]
+    return _help("\n\n".join([*groups, "Presets, for --config:\n" + "\n".join(rows)]))
+
+
+def _help(rest: str) -> str:
+    aliases, default = ", ".join(sources.ALIASES), sources.DEFAULT_MODEL
+    return _TEXT.format(aliases=aliases, default=default, rest=rest)
 
 
 def parse(argv: Sequence[str]) -> Options:

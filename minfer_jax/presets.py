@@ -1,9 +1,9 @@
 """Presets: named arguments for loading a model and for generating, as TOML files.
 
-    about = "programs: the likeliest line"     # what --config list says of it
+    about = "programs: the likeliest line"     # what --help-all says of it
     [load]                                     # arguments of minfer_jax.load
     n_ctx = 8192
-    [generate]                                 # of generate and stream: fields of SamplingParams too
+    [generate]                                 # of generate and stream; those of the sampler too
     temperature = 0.2
 
 So `preset = load("code")` serves `minfer_jax.load(model, **preset.load)` and then
@@ -125,11 +125,9 @@ def _checked(found: dict[str, Any], name: str) -> Preset:
         raise ValueError(f"about is {_shown(about)}, expected a text")
     for table, values in found.items():
         if table not in _KEYS or not isinstance(values, dict):
-            where = "".join(f"; it belongs in [{t}]" for t, keys in _KEYS.items() if table in keys)
-            raise ValueError(
-                f"unknown key {_shown(table)}{where or _nearest(table, _KEYS)}: expected are"
-                f" {', '.join(f'[{t}]' for t in _KEYS)} and about"
-            )
+            hint = _elsewhere(table) or _nearest(table, _KEYS)
+            known = ", ".join(f"[{name}]" for name in _KEYS)
+            raise ValueError(f"unknown key {_shown(table)}{hint}: expected are {known} and about")
         for key, value in values.items():
             _check(table, key, value)
     chosen = {table: dict(found.get(table, {})) for table in _KEYS}
@@ -145,10 +143,9 @@ def _checked(found: dict[str, Any], name: str) -> Preset:
 
 def _check(table: str, key: str, value: object) -> None:
     if key not in _KEYS[table]:
-        where = "".join(f"; it belongs in [{t}]" for t, keys in _KEYS.items() if key in keys)
+        hint = _elsewhere(key) or _nearest(key, _KEYS[table])
         raise ValueError(
-            f"unknown key {_shown(key)} in [{table}]{where or _nearest(key, _KEYS[table])}: known are"
-            f" {', '.join(_KEYS[table])}"
+            f"unknown key {_shown(key)} in [{table}]{hint}: known are {', '.join(_KEYS[table])}"
         )
     kind = _KEYS[table][key]
     types, called = _KINDS[kind]
@@ -159,6 +156,10 @@ def _check(table: str, key: str, value: object) -> None:
         raise ValueError(f"{key} is {value}, expected {_LEAST[key]} or more")
     if key in _CHOICES and value not in _CHOICES[key]:
         raise ValueError(f"{key} is {_shown(value)}, expected one of {', '.join(_CHOICES[key])}")
+
+
+def _elsewhere(key: str) -> str:
+    return "".join(f"; it belongs in [{table}]" for table, keys in _KEYS.items() if key in keys)
 
 
 def _nearest(word: str, known: Mapping[str, object] | tuple[str, ...]) -> str:

@@ -73,7 +73,7 @@ def test_a_prompt_that_fills_the_context(model, n, n_drawn):
 
 def test_a_prompt_of_one_token_too_many(model):
     for template, n in ((False, N_CTX + 1), (None, N_CTX)):
-        with pytest.raises(EngineError, match="tokens, but the context holds 64: shorten it$"):
+        with pytest.raises(EngineError, match=r"tokens, but the context holds 64: shorten it$"):
             model.generate("z" * n, template=template)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from minfer_jax import generate, model_command
-from minfer_jax.generate_flags import help_text
+from minfer_jax.generate_flags import help_all, help_text
 from minfer_jax.language_model import LanguageModel, load
 from tests.helpers import tiny_models
 from tests.helpers.gguf_builder import dense
@@ -191,23 +191,6 @@ def test_a_context_that_shifts(run, path, model):
 # The prompt
 
 
-@pytest.mark.parametrize(
-    ("data", "prompt"),
-    [
-        (b"hello\n", "hello"),
-        (b"hello\r\n", "hello"),
-        (b"hello", "hello"),
-        (b"two\r\nlines\n\n", "two\r\nlines\n"),
-        (" 東京\n".encode(), " 東京"),
-        (b"caf\xe9 \xff\n", "caf\ufffd \ufffd"),
-        (b"", ""),
-    ],
-)
-def test_the_prompt_comes_from_standard_input(monkeypatch, data, prompt):
-    type_in(monkeypatch, data)
-    assert generate._read_prompt() == prompt
-
-
 def test_without_a_standard_input_there_is_no_prompt(monkeypatch, run, path):
     monkeypatch.setattr(sys, "stdin", None)
     assert "the prompt is empty" in refused(run(path), 2)
@@ -223,7 +206,7 @@ def test_an_empty_prompt(monkeypatch, run, path, data):
 # Refusals
 
 
-@pytest.mark.parametrize("argv", [["--no-such-flag"], ["--temp=hot"], ["-n", "-5"], ["--seed=-1"]])
+@pytest.mark.parametrize("argv", [["--no-such-flag"], ["--temp=hot"], ["-n", "-5"], ["--seed=-2"]])
 def test_wrong_usage(run, argv):
     ran = run("model.gguf", "hello", *argv)
     refused(ran, 2)
@@ -233,6 +216,7 @@ def test_wrong_usage(run, argv):
 @pytest.mark.parametrize("flag", ["-h", "--help", "-help"])
 def test_help(run, flag):
     assert run("model.gguf", flag, "--nonsense") == Ran(0, help_text(), "")
+    assert run("--help-all", flag) == Ran(0, help_all(), "")
 
 
 def test_files_that_are_none(run, folder, path):
