@@ -16,7 +16,6 @@ import difflib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +75,7 @@ def names() -> tuple[str, ...]:
 
 def folder() -> Path:
     """Where they are: in the package, or beside it where it runs from a checkout."""
-    package = Path(str(resources.files("minfer_jax")))
+    package = Path(__file__).parent
     inside = package / "configs"
     return inside if inside.is_dir() else package.parent / "configs"
 
