@@ -40,7 +40,8 @@ LAYERS = (
     "bpe",
     "tokenizer",
     "stop_strings",
-    "prompt",
+    "prompt thinking",
+    "transcript",
     # weights and their product
     "quant.formats.base quant.formats.codebooks quant.formats.grids",
     "quant.formats.*",
@@ -92,10 +93,15 @@ LAYERS = (
     "runner",
     "engine",
     "language_model",
+    "conversation",
     "metadata_report",
     "cached_models model_report models_flags command model_flags",
     "model_command generate_flags models",
     "generate",
+    "prompt_history chat_session chat_flags",
+    "chat_input chat_turns",
+    "chat_commands",
+    "chat",
     "quantize_mix",
     "quantize_choice",
     "quantize_file quantize_flags",
@@ -107,7 +113,16 @@ LAYERS = (
     "bench",
     "",  # minfer_jax itself
 )
-TEXT_SIDE = ("gguf", "tokenizer", "chat_template", "sources", "prompt", "stop_strings")
+TEXT_SIDE = (
+    "gguf",
+    "tokenizer",
+    "chat_template",
+    "sources",
+    "prompt",
+    "transcript",
+    "thinking",
+    "stop_strings",
+)
 NEVER = {  # these modules, and those below them -> never import these, nor those below them
     "sampling": ("model", "engine"),
     "model": ("sampling", "tokenizer", "engine"),
