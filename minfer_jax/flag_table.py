@@ -8,7 +8,7 @@ from absl import flags
 
 from minfer_jax.usage import UsageError, read_flags
 
-_COLUMN = 22  # where the help's second column begins
+_COLUMN = 22  # where the help's second column begins, if no name is longer
 _DEFINE: dict[type, Any] = {
     bool: flags.DEFINE_bool,
     float: flags.DEFINE_float,
@@ -45,6 +45,10 @@ class Flag:
     main: bool = False
 
 
+HELP_ALL = Flag(name="help-all", kind=bool, text="all flags, and the presets of --config")
+"""For the last row of a short help; `command.with_flags` answers it."""
+
+
 def read(table: Sequence[Flag], argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     """Read a command line.
 
@@ -78,11 +82,14 @@ def read(table: Sequence[Flag], argv: Sequence[str]) -> tuple[dict[str, Any], li
 
 def help_rows(table: Sequence[Flag]) -> str:
     """One line a flag: its names, what it does, and a number's default."""
-    return "\n".join(_row(flag) for flag in table)
+    names = [f"  {f'-{flag.short}, ' if flag.short else ''}--{flag.name}" for flag in table]
+    column = max(_COLUMN, *(len(name) + 1 for name in names))
+    return "\n".join(
+        name.ljust(column) + flag.text + _default(flag)
+        for name, flag in zip(names, table, strict=True)
+    )
 
 
-def _row(flag: Flag) -> str:
-    short = f"-{flag.short}, " if flag.short else ""
+def _default(flag: Flag) -> str:
     number = flag.kind in (float, int) and flag.default is not None
-    shown = f" [{flag.default}]" if number else ""
-    return f"  {short}--{flag.name}".ljust(_COLUMN) + flag.text + shown
+    return f" [{flag.default}]" if number else ""

@@ -3,16 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from minfer_jax import presets, sources
-from minfer_jax.flag_table import Flag, help_rows
+from minfer_jax import sources
+from minfer_jax.flag_table import HELP_ALL, Flag, help_rows
 from minfer_jax.model_flags import (
     ANSWER_FLAGS,
     LOAD_FLAGS,
-    SAMPLING_FLAGS,
     ModelOptions,
+    grouped_help,
     model_options,
     read,
 )
+from minfer_jax.sampling_flags import SAMPLING_FLAGS
 from minfer_jax.usage import UsageError
 
 _PROMPT_FLAGS = (
@@ -60,7 +61,6 @@ a space in it is a PROMPT.
 
 {rest}
 """
-_MORE = "  --help-all".ljust(22) + "all flags, and what the presets of --config are for"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,14 +82,12 @@ class Options:
 
 def help_text() -> str:
     """Usage, examples and the flags that most people want."""
-    return _help(f"{help_rows([flag for flag in FLAGS if flag.main])}\n{_MORE}")
+    return _help(help_rows([*(flag for flag in FLAGS if flag.main), HELP_ALL]))
 
 
 def help_all() -> str:
     """Usage, examples, all flags and the presets."""
-    groups = [f"{title}:\n{help_rows(group)}" for title, group in _GROUPS]
-    rows = [f"  {name}".ljust(22) + presets.load(name).about for name in presets.names()]
-    return _help("\n\n".join([*groups, "Presets, for --config:\n" + "\n".join(rows)]))
+    return _help(grouped_help(_GROUPS))
 
 
 def _help(rest: str) -> str:

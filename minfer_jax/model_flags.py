@@ -13,35 +13,9 @@ from minfer_jax.model.precision import PRECISIONS
 from minfer_jax.prompt_file import STANDARD_INPUT, read_prompt
 from minfer_jax.quant.cache import CACHE_TYPES
 from minfer_jax.sampling import SamplingParams
-from minfer_jax.sampling.seed import FRESH, settled
+from minfer_jax.sampling_flags import SAMPLING_FLAGS, is_seed_drawn, sampling_params
 from minfer_jax.usage import UsageError
 
-
-def _sampling(name: str, field: str, text: str, *, main: bool = False) -> Flag:
-    default = getattr(SamplingParams, field)
-    kind = type(default)
-    return Flag(name=name, kind=kind, text=text, default=default, argument=field, main=main)
-
-
-SAMPLING_FLAGS = (
-    _sampling(
-        "temp", "temperature", "temperature of the draw; 0 takes the likeliest token", main=True
-    ),
-    _sampling("top-k", "top_k", "keep the k likeliest tokens; 0 keeps all", main=True),
-    _sampling("top-p", "top_p", "keep the likeliest up to this probability; 1 is off", main=True),
-    _sampling("min-p", "min_p", "drop what is below this times the top probability", main=True),
-    _sampling(
-        "repeat-penalty", "repeat_penalty", "weaken tokens among the last 64; 1 is off", main=True
-    ),
-    _sampling(
-        "frequency-penalty",
-        "frequency_penalty",
-        "taken from a recent token's logit, per occurrence",
-    ),
-    _sampling("presence-penalty", "presence_penalty", "taken from a recent token's logit, once"),
-    _sampling("seed", "seed", "same seed, same text; -1 draws one and says which", main=True),
-    Flag(name="greedy", kind=bool, text="the same as --temp 0", default=False, main=True),
-)
 ANSWER_FLAGS = (
     Flag(
         name="n-predict",
@@ -65,7 +39,7 @@ ANSWER_FLAGS = (
     Flag(
         name="config",
         kind=str,
-        text=f"{', '.join(presets.names())}, or a TOML file",
+        text=f"{', '.join(presets.names())}; or FILE.toml",
         main=True,
     ),
 )
@@ -114,7 +88,7 @@ LOAD_FLAGS = (
         main=True,
     ),
 )
-MODEL_FLAGS = (*SAMPLING_FLAGS, *ANSWER_FLAGS, *LOAD_FLAGS)
+MODEL_FLAGS = (*ANSWER_FLAGS, *SAMPLING_FLAGS, *LOAD_FLAGS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,10 +142,19 @@ def read(table: Sequence[Flag], argv: Sequence[str]) -> tuple[dict[str, Any], li
     chosen = {**preset.load, **preset.generate}
 
     def with_default(flag: Flag) -> Flag:
-        argument = flag.argument or flag.name.replace("-", "_")
-        return dataclasses.replace(flag, default=chosen.get(argument, flag.default))
+        value = chosen.get(flag.argument or flag.name.replace("-", "_"), flag.default)
+        if flag.kind is str and isinstance(value, tuple):
+            value = ";".join(value)
+        return dataclasses.replace(flag, default=value)
 
     return flag_table.read([with_default(flag) for flag in table], argv)
+
+
+def grouped_help(groups: Sequence[tuple[str, Sequence[Flag]]]) -> str:
+    """All flags under their titles, and the presets: what --help-all shows."""
+    parts = [f"{title}:\n{flag_table.help_rows(group)}" for title, group in groups]
+    rows = [f"  {name}".ljust(22) + presets.load(name).about for name in presets.names()]
+    return "\n\n".join([*parts, "Presets, for --config:\n" + "\n".join(rows)])
 
 
 def model_options(value: dict[str, Any], positional: Sequence[str]) -> ModelOptions:
@@ -193,8 +176,8 @@ def model_options(value: dict[str, Any], positional: Sequence[str]) -> ModelOpti
         model=model,
         prompt=prompt,
         system=None if value["system"] is None else as_text(value["system"]),
-        sampling=_sampling_params(value),
-        seed_drawn=value["seed"] == FRESH,
+        sampling=sampling_params(value),
+        seed_drawn=is_seed_drawn(value),
         max_tokens=None if value["n-predict"] < 0 else value["n-predict"],
         stop=tuple(map(as_text, value["stop"])),
         n_ctx=value["n-ctx"],
@@ -204,22 +187,6 @@ def model_options(value: dict[str, Any], positional: Sequence[str]) -> ModelOpti
         threads=value["threads"],
         meta=value["meta"],
     )
-
-
-def _sampling_params(value: dict[str, Any]) -> SamplingParams:
-    try:
-        return SamplingParams(
-            temperature=0.0 if value["greedy"] else value["temp"],
-            top_k=value["top-k"],
-            top_p=value["top-p"],
-            min_p=value["min-p"],
-            repeat_penalty=value["repeat-penalty"],
-            frequency_penalty=value["frequency-penalty"],
-            presence_penalty=value["presence-penalty"],
-            seed=settled(value["seed"]),
-        )
-    except ValueError as e:
-        raise UsageError(str(e)) from None
 
 
 def _model_and_prompt(positional: Sequence[str]) -> tuple[str, str | None]:

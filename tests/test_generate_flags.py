@@ -1,6 +1,7 @@
 """The command line of `generate`: what each flag comes to, and how wrong ones are refused."""
 
 import dataclasses
+import re
 
 import pytest
 
@@ -54,6 +55,23 @@ def test_without_flags():
         ("--repeat-penalty 1.25", "repeat_penalty", 1.25),
         ("--frequency-penalty -0.5", "frequency_penalty", -0.5),
         ("--presence-penalty 0.5", "presence_penalty", 0.5),
+        ("--repeat-last-n -1", "penalty_last_n", -1),
+        ("--typical 0.9", "typical_p", 0.9),
+        ("--top-nsigma 1", "top_n_sigma", 1.0),
+        ("--xtc-probability 0.5", "xtc_probability", 0.5),
+        ("--xtc-threshold 0.2", "xtc_threshold", 0.2),
+        ("--dynatemp-range 0.5", "dynatemp_range", 0.5),
+        ("--dynatemp-exp 2", "dynatemp_exponent", 2.0),
+        ("--dry-multiplier 0.8", "dry_multiplier", 0.8),
+        ("--dry-base 2", "dry_base", 2.0),
+        ("--dry-allowed-length 3", "dry_allowed_length", 3),
+        ("--dry-penalty-last-n 64", "dry_penalty_last_n", 64),
+        ("--mirostat 2", "mirostat", 2),
+        ("--mirostat-ent 4", "mirostat_tau", 4.0),
+        ("--mirostat-lr 0.2", "mirostat_eta", 0.2),
+        ("--samplers top_k;temperature", "samplers", ("top_k", "temperature")),
+        ("--samplers kt", "samplers", ("top_k", "temperature")),
+        ("--samplers=", "samplers", ()),
         ("--seed 0", "seed", 0),
         ("--seed 18446744073709551615", "seed", 2**64 - 1),
         ("--seed 1 --seed 2", "seed", 2),
@@ -142,6 +160,11 @@ def test_a_lone_file_name_with_a_space_is_a_model(tmp_path):
         ("--presence-penalty 1e39", "presence_penalty must be a finite number"),
         ("--seed -2", "seed must be an integer from 0 to 2**64 - 1, got -2"),
         ("--seed 18446744073709551616", "seed must be an integer from 0"),
+        ("--repeat-last-n 1025", "penalty_last_n must be an integer from -1 to 1024"),
+        ("--mirostat 1", "mirostat must be 0 (off) or 2, got 1"),
+        ("--samplers xyz", "samplers has 'z': expected names of penalties, dry, "),
+        ("--samplers top_k;top_x", "samplers has 'top_x': expected names of penalties, dry, "),
+        ("--samplers kk", "samplers has 'top_k' twice"),
         ("-n -2", "--n-predict is -2, expected -1 or more"),
         ("--n-ctx 0", "--n-ctx is 0, expected 1 or more"),
         ("-t 0", "--threads is 0, expected 1 or more"),
@@ -170,9 +193,9 @@ def test_what_is_wrong_is_refused_in_one_line(argv, message):
 def rows(text: str) -> dict[str, str]:
     """The line of each flag, by its long name."""
     found = [line for line in text.splitlines() if line.startswith("  -")]
-    names = [line[:22].split()[-1] for line in found]
-    assert len(set(names)) == len(names)
-    assert all(line[22:].strip() for line in found), "what it does"
+    matches = [re.match(r"  (?:-\w+, )?(--[a-z-]+) +\S", line) for line in found]
+    names = [match[1] for match in matches if match]
+    assert len(set(names)) == len(names) == len(found)
     return dict(zip(names, found, strict=True))
 
 
@@ -220,9 +243,11 @@ def test_a_preset_goes_before_defaults_and_behind_flags(tmp_path):
         "[load]\nn_ctx = 100\ncache_type = 'q8_0'\nprecision = 'highest'\n"
         "[generate]\ntemperature = 2\ntop_k = 7\nmax_tokens = 9\nstop = ['a', 'b']\n"
         "system = 'Brief.'\ncontext_shift = true\nn_keep = 3\nseed = 5\n"
+        "samplers = ['min_p', 'temperature']\nmirostat_tau = 4\n"
     )
     found = options("--config", str(path))
-    sampling = SamplingParams(temperature=2.0, top_k=7, seed=5)
+    steps = ("min_p", "temperature")
+    sampling = SamplingParams(temperature=2.0, top_k=7, seed=5, samplers=steps, mirostat_tau=4.0)
     common = dataclasses.replace(
         COMMON,
         sampling=sampling,
@@ -235,6 +260,7 @@ def test_a_preset_goes_before_defaults_and_behind_flags(tmp_path):
     )
     assert found == Options(common=common, template=None, context_shift=True, keep=3)
     words = "--top-k 0 -n 512 --stop c --n-ctx 50 --keep 0 --nocontext-shift --seed 42"
+    words += " --samplers edskypmxt --mirostat-ent 5"
     for argv in ([*words.split(), "--config", str(path)], ["--config", str(path), *words.split()]):
         over = options(*argv)
         assert over.common.sampling == SamplingParams(temperature=2.0, top_k=0)

@@ -86,7 +86,7 @@ LAYERS = (
     "sampling.extended",
     "sampling",
     # what is built on them
-    "context run_stats state_file presets",
+    "context run_stats state_file presets sampling_flags",
     "programs",
     "kv_store",
     "session",
