@@ -18,7 +18,7 @@ from absl import app
 from minfer_jax.command import guarded, keep_arguments, leave, say, with_flags
 from minfer_jax.context import check_prompt_fits
 from minfer_jax.engine import Engine
-from minfer_jax.generate_flags import Options, help_all, help_text, parse
+from minfer_jax.generate_flags import Options, conversation, help_all, help_text, parse
 from minfer_jax.language_model import LanguageModel
 from minfer_jax.model.config import MAX_POSITIONS
 from minfer_jax.model_command import loaded, opened
@@ -36,8 +36,12 @@ def main(argv: Sequence[str]) -> int:
 
     Returns:
         The exit status: 0, 1 for a model or prompt that cannot be run, 2 for wrong usage, 130 for
-        Ctrl-C.
+        Ctrl-C. With --cnv, that of `chat`.
     """
+    if (chat_argv := conversation(argv)) is not None:
+        from minfer_jax import chat  # which a single answer need not wait for
+
+        return chat.main(chat_argv)
     return guarded(lambda: with_flags(argv, help_text, parse, _run, help_all))
 
 

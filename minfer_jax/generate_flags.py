@@ -16,7 +16,17 @@ from minfer_jax.model_flags import (
 from minfer_jax.sampling_flags import SAMPLING_FLAGS
 from minfer_jax.usage import UsageError
 
+CONVERSATION = ("-cnv", "--cnv")
+_NO_TEMPLATE = ("-no-template", "--no-template")
+
 _PROMPT_FLAGS = (
+    Flag(
+        name="cnv",
+        kind=bool,
+        text="a conversation, as python -m minfer_jax.chat",
+        default=False,
+        main=True,
+    ),
     *ANSWER_FLAGS,
     Flag(
         name="no-template",
@@ -95,6 +105,19 @@ def _help(rest: str) -> str:
     return _TEXT.format(aliases=aliases, default=default, rest=rest)
 
 
+def conversation(argv: Sequence[str]) -> list[str] | None:
+    """The command line of `python -m minfer_jax.chat`, if that is what is asked for.
+
+    Args:
+        argv: of this command. With --no-template it is left to `parse`, which refuses it.
+    """
+    end = argv.index("--") if "--" in argv else len(argv)
+    words = argv[1:end]
+    if not any(w in CONVERSATION for w in words) or any(w in _NO_TEMPLATE for w in words):
+        return None
+    return [argv[0], *(word for word in words if word not in CONVERSATION), *argv[end:]]
+
+
 def parse(argv: Sequence[str]) -> Options:
     """Read the command line.
 
@@ -108,6 +131,10 @@ def parse(argv: Sequence[str]) -> Options:
     common = model_options(value, positional)
     if value["keep"] and not value["context-shift"]:
         raise UsageError("--keep needs --context-shift: without it nothing is dropped")
+    if value["cnv"]:
+        raise UsageError(
+            "--cnv takes no value, and needs the chat template: leave out --no-template"
+        )
     if value["no-template"] and common.system is not None:
         raise UsageError("--system needs the chat template: leave out --no-template")
     return Options(

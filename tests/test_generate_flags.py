@@ -6,7 +6,7 @@ import re
 import pytest
 
 from minfer_jax import presets, sources
-from minfer_jax.generate_flags import FLAGS, Options, help_all, help_text, parse
+from minfer_jax.generate_flags import FLAGS, Options, conversation, help_all, help_text, parse
 from minfer_jax.model_flags import ModelOptions
 from minfer_jax.sampling import SamplingParams
 from minfer_jax.usage import UsageError
@@ -178,6 +178,8 @@ def test_a_lone_file_name_with_a_space_is_a_model(tmp_path):
         ("--config /no/such.toml", "--config: /no/such.toml: No such file"),
         ("-f /no/such.txt", "the prompt file '/no/such.txt' does not exist"),
         ("-f x.txt m.gguf hello", "there are two prompts: give --file or words, not both"),
+        ("--cnv --no-template", "--cnv takes no value, and needs the chat template"),
+        ("--cnv=true", "--cnv takes no value"),
         ("--no-template --system x", "--system needs the chat template"),
         ("--flagfile=/no/such/file", "/no/such/file"),
         (f"-n {'9' * 5000}", "--n-predict=9999"),
@@ -232,6 +234,23 @@ def test_help_shows_short_names_and_defaults():
     ):
         assert found[name].startswith(f"  {start}{name} ")
         assert found[name].endswith(default)
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        ("smollm2 --cnv --temp 0 Hello.", "smollm2 --temp 0 Hello."),
+        ("-cnv -st --session x.json", "-st --session x.json"),
+        ("--cnv m.gguf -- --cnv", "m.gguf -- --cnv"),
+        ("m.gguf -- --cnv", None),
+        ("m.gguf hello", None),
+        ("m.gguf --cnv --no-template", None),
+        ("m.gguf --nocnv", None),
+    ],
+)
+def test_a_conversation_is_left_to_chat(argv, expected):
+    found = conversation(["generate", *argv.split()])
+    assert found == (None if expected is None else ["generate", *expected.split()])
 
 
 # Presets, seeds and prompts from files
