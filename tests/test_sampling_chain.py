@@ -245,6 +245,7 @@ def test_draws_follow_the_probabilities(changes: dict):
         recent=jnp.repeat(one.recent, rows, axis=0),
         key=jnp.repeat(one.key, rows, axis=0),
         step=jnp.arange(rows, dtype=jnp.int32),  # as many consecutive steps of one seed
+        mu=jnp.repeat(one.mu, rows, axis=0),
     )
     tokens, _ = run(jnp.tile(logits, (rows, 1)), state, params.arrays(rows), few=2)
     expected = reference(logits, [], params) * rows
