@@ -1,7 +1,8 @@
 """The flags of `python -m minfer_jax.generate`, and what they come to."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from minfer_jax import sources
 from minfer_jax.flag_table import HELP_ALL, Flag, help_rows
@@ -13,6 +14,7 @@ from minfer_jax.model_flags import (
     model_options,
     read,
 )
+from minfer_jax.output_flags import OUTPUT_FLAGS, output_options
 from minfer_jax.sampling_flags import SAMPLING_FLAGS
 from minfer_jax.usage import UsageError
 
@@ -52,6 +54,7 @@ _PROMPT_FLAGS = (
 )
 _GROUPS = (  # as --help-all lists them
     ("The prompt and the answer", _PROMPT_FLAGS),
+    ("What the answer must be, and what is told of it", OUTPUT_FLAGS),
     ("Sampling", SAMPLING_FLAGS),
     ("The model", LOAD_FLAGS),
 )
@@ -82,12 +85,18 @@ class Options:
         template: False to leave the chat template out, None to let the file decide.
         context_shift: go on when the context is full.
         keep: tokens of the prompt that no shift drops, besides BOS; all of it if negative.
+        extra: further arguments of `LanguageModel.stream`.
+        logprobs: how many likely tokens to tell beside each of the answer's; None to write text.
+        samples: how many answers; more than one are written as JSON.
     """
 
     common: ModelOptions
     template: bool | None
     context_shift: bool
     keep: int
+    extra: Mapping[str, Any]
+    logprobs: int | None
+    samples: int
 
 
 def help_text() -> str:
@@ -137,9 +146,16 @@ def parse(argv: Sequence[str]) -> Options:
         )
     if value["no-template"] and common.system is not None:
         raise UsageError("--system needs the chat template: leave out --no-template")
+    if value["samples"] > 1:
+        for name in ("context-shift", "logprobs"):
+            if value[name] is not None and value[name] is not False:
+                raise UsageError(f"--samples draws answers side by side: leave out --{name}")
     return Options(
         common=common,
         template=False if value["no-template"] else None,
         context_shift=value["context-shift"],
         keep=value["keep"],
+        extra=output_options(value),
+        logprobs=value["logprobs"],
+        samples=value["samples"],
     )

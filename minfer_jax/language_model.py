@@ -21,6 +21,7 @@ from minfer_jax.sampling import SamplingParams
 from minfer_jax.sampling.seed import settled
 from minfer_jax.stop_strings import StopStrings
 from minfer_jax.stream_decoder import StreamDecoder
+from minfer_jax.text_options import token_options
 from minfer_jax.tokenizer import Tokenizer, TokenizerError
 
 if TYPE_CHECKING:
@@ -186,8 +187,6 @@ class LanguageModel:
 
     def _token_options(self, options: dict[str, Any]) -> dict[str, Any]:
         """Options of an answer as those of its tokens."""
-        from minfer_jax.text_options import token_options  # llguidance takes time to load
-
         tokenizer = self._known_tokenizer()
         options = {"repeat_penalty": SamplingParams.repeat_penalty, **_with_seed(options)}
         return token_options(

@@ -10,7 +10,7 @@ from minfer_jax import flag_table, presets, sources
 from minfer_jax.context import CHUNK, MAX_TOKENS, N_CTX
 from minfer_jax.flag_table import Flag
 from minfer_jax.model.precision import PRECISIONS
-from minfer_jax.prompt_file import STANDARD_INPUT, read_prompt
+from minfer_jax.prompt_file import STANDARD_INPUT, read_text
 from minfer_jax.quant.cache import CACHE_TYPES
 from minfer_jax.sampling import SamplingParams
 from minfer_jax.sampling_flags import SAMPLING_FLAGS, is_seed_drawn, sampling_params
@@ -171,7 +171,7 @@ def model_options(value: dict[str, Any], positional: Sequence[str]) -> ModelOpti
     if value["file"] is not None:
         if prompt is not None:
             raise UsageError("there are two prompts: give --file or words, not both")
-        prompt = None if value["file"] == STANDARD_INPUT else read_prompt(value["file"])
+        prompt = None if value["file"] == STANDARD_INPUT else read_text(value["file"])
     return ModelOptions(
         model=model,
         prompt=prompt,

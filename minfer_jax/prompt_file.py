@@ -1,4 +1,4 @@
-"""A prompt from a file or from standard input: bytes to text."""
+"""A prompt, or another text of a user's, from a file or from standard input."""
 
 import codecs
 import logging
@@ -20,11 +20,12 @@ _MARKS = (
 )
 
 
-def read_prompt(name: str) -> str:
+def read_text(name: str, what: str = "the prompt file") -> str:
     """The text of a file, as `decoded` makes it.
 
     Args:
         name: its path, or "-" for standard input. Where that is closed the text is empty.
+        what: what to call it in messages.
 
     Raises:
         UsageError: there is no such file, it cannot be read, is too large, or is no text.
@@ -32,7 +33,7 @@ def read_prompt(name: str) -> str:
     if name == STANDARD_INPUT:
         raw = b"" if sys.stdin is None else sys.stdin.buffer.read(LONGEST + 1)
         return decoded(raw, "standard input")
-    shown = f"the prompt file {name!r}"
+    shown = f"{what} {name!r}"
     if os.path.isdir(name):
         raise UsageError(f"{shown} is a folder; the path of a text file is expected")
     try:

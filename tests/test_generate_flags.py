@@ -26,7 +26,9 @@ COMMON = ModelOptions(
     threads=None,
     meta=False,
 )
-DEFAULTS = Options(common=COMMON, template=None, context_shift=False, keep=0)
+DEFAULTS = Options(
+    common=COMMON, template=None, context_shift=False, keep=0, extra={}, logprobs=None, samples=1
+)
 IN_COMMON = {field.name for field in dataclasses.fields(ModelOptions)}
 SAMPLING = {field.name for field in dataclasses.fields(SamplingParams)}
 
@@ -277,7 +279,7 @@ def test_a_preset_goes_before_defaults_and_behind_flags(tmp_path):
         cache_type="q8_0",
         precision="highest",
     )
-    assert found == Options(common=common, template=None, context_shift=True, keep=3)
+    assert found == dataclasses.replace(DEFAULTS, common=common, context_shift=True, keep=3)
     words = "--top-k 0 -n 512 --stop c --n-ctx 50 --keep 0 --nocontext-shift --seed 42"
     words += " --samplers edskypmxt --mirostat-ent 5"
     for argv in ([*words.split(), "--config", str(path)], ["--config", str(path), *words.split()]):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minfer_jax import prompt_file
-from minfer_jax.prompt_file import decoded, read_prompt
+from minfer_jax.prompt_file import decoded, read_text
 from minfer_jax.usage import UsageError
 
 
@@ -36,9 +36,9 @@ from minfer_jax.usage import UsageError
 def test_a_text_is_the_same_from_any_system(tmp_path, monkeypatch, caplog, data, text):
     path = tmp_path / "prompt.txt"
     path.write_bytes(data)
-    assert read_prompt(str(path)) == text
+    assert read_text(str(path)) == text
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="ascii"))
-    assert read_prompt("-") == text
+    assert read_text("-") == text
     assert not caplog.records
 
 
@@ -64,13 +64,13 @@ def test_what_is_not_in_its_encoding_is_told(caplog, data, text, at):
 
 def test_a_standard_input_that_is_closed(monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
-    assert read_prompt("-") == ""
+    assert read_text("-") == ""
 
 
 def test_files_that_are_no_prompt(tmp_path, monkeypatch):
     def refused(path: Path) -> str:
         with pytest.raises(UsageError) as caught:
-            read_prompt(str(path))
+            read_text(str(path))
         message = str(caught.value)
         assert message.startswith(f"the prompt file {str(path)!r} ")
         assert message.isprintable()
@@ -84,7 +84,7 @@ def test_files_that_are_no_prompt(tmp_path, monkeypatch):
     monkeypatch.setattr(prompt_file, "LONGEST", 9)
     assert "holds more than 9 bytes" in refused(path)
     path.write_bytes(b"123456789")
-    assert read_prompt(str(path)) == "123456789"
+    assert read_text(str(path)) == "123456789"
     (tmp_path / "loop").symlink_to("loop")
     assert "cannot be read: " in refused(tmp_path / "loop")
 
@@ -93,7 +93,7 @@ def test_files_that_are_no_prompt(tmp_path, monkeypatch):
 def test_an_endless_file_is_read_to_its_bound(monkeypatch):
     monkeypatch.setattr(prompt_file, "LONGEST", 1 << 16)
     with pytest.raises(UsageError, match="holds more than 65536 bytes"):
-        read_prompt("/dev/zero")
+        read_text("/dev/zero")
 
 
 @pytest.mark.skipif(not Path("/dev/fd").exists(), reason="pipes have no paths")
@@ -103,6 +103,6 @@ def test_a_pipe_is_a_file(tmp_path):
     os.write(write_end, b"hello\n")
     os.close(write_end)
     try:
-        assert read_prompt(f"/dev/fd/{read_end}") == "hello"
+        assert read_text(f"/dev/fd/{read_end}") == "hello"
     finally:
         os.close(read_end)
