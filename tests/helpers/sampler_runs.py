@@ -17,9 +17,25 @@ from minfer_jax.sampling import (
 )
 from minfer_jax.sampling.args import packed
 from minfer_jax.sampling.candidates import everything, largest
+from minfer_jax.sampling.chain import FEW
 from minfer_jax.sampling.extended import allowed, bound_steps, run_all, run_few, run_wide
 
-draw_extended = jax.jit(sample_extended, static_argnames="few")
+TRACED: list[tuple[int, ...]] = []
+"""Shapes of the logits that `draw_extended` was traced for."""
+
+
+@partial(jax.jit, static_argnames="few")
+def draw_extended(
+    logits: jax.Array,
+    state: SamplerState,
+    args: ExtendedArgs,
+    mask: jax.Array | None = None,
+    *,
+    few: int = FEW,
+) -> tuple[jax.Array, SamplerState]:
+    """`sample_extended`, compiled."""
+    TRACED.append(logits.shape)
+    return sample_extended(logits, state, args, mask, few=few)
 
 
 @partial(jax.jit, static_argnames="n")
