@@ -228,8 +228,6 @@ class SamplingParams:
         """As numpy arrays. Steps that are not in `samplers` are off."""
         names = [name for off in _USUAL.values() for name in off]
         values = {name: self._row(name, batch) for name in names}
-        if self.top_p > 0:  # a p too small for float32 still keeps one token; 0 would be off
-            values["top_p"] = np.maximum(values["top_p"], np.finfo(np.float32).tiny)
         absent = [step for step in _USUAL if step not in self.samplers]
         if self.penalty_last_n == 0:
             absent.append("penalties")
@@ -246,6 +244,9 @@ class SamplingParams:
         value = getattr(self, name)
         if _is_whole(name):
             return np.full((batch,), min(int(value), _INT32_MAX), np.int32)
+        if name in ("top_p", "typical_p") and value > 0:
+            # A p too small for float32 still keeps one token; 0 would be off.
+            value = max(value, float(np.finfo(np.float32).tiny))
         return np.full((batch,), value, np.float32)
 
 
