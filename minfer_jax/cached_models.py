@@ -1,24 +1,27 @@
-"""The models that are on this machine, by the references that find them, and their removal.
+"""The models that are on this machine, by the references that find them.
 
-They lie in the cache folder, in huggingface_hub's cache, and in stores of Ollama. What others own
-is left to them: a model of a store is removed by Ollama, and one of huggingface_hub's cache by that
-library's own means, which keep what other models share.
+They lie in the cache folder, in huggingface_hub's cache, and in stores of Ollama.
 """
 
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from minfer_jax import ollama_source
-from minfer_jax.file_record import read_record, record_path
-from minfer_jax.hf_choice import MAIN
-from minfer_jax.model_folder import model_dir, model_files, parts_of
-from minfer_jax.sources import ALIASES
-from minfer_jax.split_files import all_parts, base_name, models_of
+from minfer_jax.file_record import PART, read_record, source_of
+from minfer_jax.hf_cache import digest_of, partial_files
+from minfer_jax.hf_choice import MAIN, models_among
+from minfer_jax.model_folder import files_below, model_dir, model_files, parts_of
+from minfer_jax.sources import ALIASES, resolve
+from minfer_jax.split_files import SUFFIX, all_parts, base_name
 from minfer_jax.transfer import SourceError, quoted
 
-CACHE, HUB, STORE = "cache", "hub", "ollama"  # whose a model is
+if TYPE_CHECKING:
+    from huggingface_hub import HFCacheInfo
+
+CACHE, HUB, STORE, UNFINISHED = "cache", "hub", "ollama", "unfinished"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +30,8 @@ class CachedModel:
 
     Attributes:
         reference: What finds it.
-        owner: CACHE, HUB or STORE.
+        owner: CACHE: the cache folder; HUB: huggingface_hub; STORE: Ollama; or UNFINISHED: an
+            interrupted fetch of the one or the other.
         files: Its files, in order.
         digests: The sha256 of each, in hex, or None where it is not known.
     """
@@ -45,7 +49,7 @@ class CachedModel:
 
 def cached_models() -> list[CachedModel]:
     """All models on this machine, sorted by reference; huggingface_hub is loaded for its cache."""
-    found = [*_in_cache(), *_in_hub(), *_in_stores()]
+    found = [*_in_cache(), *_in_hub(), *_in_stores(), *_unfinished()]
     return sorted(found, key=lambda model: (model.reference, model.files))
 
 
@@ -55,30 +59,25 @@ def model_of(path: Path) -> CachedModel | None:
     return next((model for model in cached_models() if _place(model.files[0]) == place), None)
 
 
+def find(ref: str) -> CachedModel:
+    """The model, or the remains of an interrupted fetch, that a reference means.
+
+    Raises:
+        SourceError: It means none, or a file that was not fetched.
+    """
+    unfinished = next((one for one in _unfinished() if one.reference == ref), None)
+    if unfinished is not None:
+        return unfinished
+    path = resolve(ref, may_fetch=False)
+    found = model_of(path)
+    if found is None:
+        raise SourceError(f"{quoted(path)} was not fetched, and is left alone")
+    return found
+
+
 def _place(path: Path) -> Path:
     """A path with no links in its folders; of itself a file of the hub's cache is one."""
     return Path(os.path.realpath(path.parent), path.name)
-
-
-def remove(model: CachedModel) -> int:
-    """Removes a model, with its records and the folders that are empty then.
-
-    Args:
-        model: One of `cached_models`.
-
-    Returns:
-        The bytes that are free now.
-
-    Raises:
-        SourceError: It is Ollama's.
-        OSError: A file cannot be removed.
-    """
-    if model.owner == STORE:
-        name = model.reference.removeprefix("ollama:")
-        raise SourceError(f"{model.reference} belongs to Ollama; remove it by: ollama rm {name}")
-    if model.owner == HUB:
-        return _remove_from_hub(model)
-    return sum(_remove_file(path, model_dir()) for path in model.files)
 
 
 def _in_cache() -> Iterator[CachedModel]:
@@ -109,9 +108,10 @@ def _in_stores() -> Iterator[CachedModel]:
 
 def _in_hub() -> Iterator[CachedModel]:
     """Of a repository's revisions, a model is listed for each that has it, main's without @."""
-    from minfer_jax.hf_source import digest_of  # slow to import, as all of huggingface_hub
-
-    for repo in _hub_repos():
+    cache = hub_cache()
+    for repo in () if cache is None else cache.repos:
+        if repo.repo_type != "model":
+            continue
         plain = next((r for r in repo.revisions if MAIN in r.refs), None)
         if plain is None and repo.revisions:
             plain = max(repo.revisions, key=lambda revision: revision.last_modified)
@@ -119,7 +119,7 @@ def _in_hub() -> Iterator[CachedModel]:
             at = "" if revision is plain else f"@{revision.commit_hash}"
             folder = revision.snapshot_path
             names = [file.file_path.relative_to(folder).as_posix() for file in revision.files]
-            for base, files in models_of(names).items():
+            for base, files in models_among(names).items():
                 paths = tuple(folder / name for name in files)
                 yield CachedModel(
                     reference=f"hf:{repo.repo_id}{at}:{files[0] if len(files) == 1 else base}",
@@ -129,61 +129,30 @@ def _in_hub() -> Iterator[CachedModel]:
                 )
 
 
-def _hub_repos() -> list:
-    """huggingface_hub's CachedRepoInfo of each model; none where there is no cache."""
+def hub_cache() -> "HFCacheInfo | None":
+    """What huggingface_hub has in its cache; None where there is no cache."""
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
     try:
-        return [repo for repo in scan_cache_dir().repos if repo.repo_type == "model"]
+        return scan_cache_dir()
     except (CacheNotFound, ValueError):  # ValueError: a file is in its place
-        return []
+        return None
 
 
-def _remove_from_hub(model: CachedModel) -> int:
-    """Removes the files from all revisions of their repository, and the revisions left empty."""
-    from huggingface_hub import scan_cache_dir
-
-    from minfer_jax.hf_source import record_place
-
-    snapshot = next(path for path in model.files[0].parents if path.parent.name == "snapshots")
-    names = [path.relative_to(snapshot) for path in model.files]
-    repo_path = snapshot.parent.parent
-
-    def revisions_of(cache):
-        return next((repo.revisions for repo in cache.repos if repo.repo_path == repo_path), ())
-
-    cache = scan_cache_dir()
-    files = [
-        file
-        for revision in revisions_of(cache)
-        for file in revision.files
-        if file.file_path.relative_to(revision.snapshot_path) in names
-    ]
-    strategy = cache.delete_files(*files)
-    strategy.execute()
-    cache = scan_cache_dir()
-    empty = [one.commit_hash for one in revisions_of(cache) if not one.files]
-    if empty:
-        cache.delete_revisions(*empty).execute()
-    repo = model.reference.removeprefix("hf:").partition(":")[0].partition("@")[0]
-    for name in names:
-        _remove_file(record_place(model_dir(), repo, name.as_posix()), model_dir())
-    return strategy.expected_freed_size
-
-
-def _remove_file(path: Path, folder: Path) -> int:
-    """Removes a file below the cache folder and what is kept beside it; the bytes that frees."""
-    inside = os.path.realpath(path.parent)
-    if not Path(inside).is_relative_to(os.path.realpath(folder)):
-        raise SourceError(f"{quoted(path)} is not below {quoted(folder)}; it is not removed")
-    freed = 0
-    for one in (path, record_path(path), ollama_source.manifest_path(path)):
-        if one.is_symlink() or one.exists():
-            freed += one.lstat().st_size
-            one.unlink()
-    for parent in path.parents:
-        if parent == folder or not parent.is_dir() or any(parent.iterdir()):
-            break
-        parent.rmdir()
-    return freed
+def _unfinished() -> Iterator[CachedModel]:
+    """What interrupted fetches have left, by the reference that goes on with them."""
+    folder = model_dir()
+    parts = [folder / path for path in files_below(folder, f"{SUFFIX}{PART}")]
+    found: dict[str, list[Path]] = {}
+    for path in (*parts, *partial_files()):
+        found.setdefault(source_of(path) or path.name, []).append(path)
+    for path in files_below(folder, SUFFIX):
+        record = read_record(folder / path)
+        if record and len(parts_of(folder / path)) < len(all_parts(path.name)):
+            found.setdefault(record.source, []).append(folder / path)
+    for source, paths in found.items():
+        files = tuple(sorted(paths))
+        yield CachedModel(
+            reference=source, owner=UNFINISHED, files=files, digests=(None,) * len(files)
+        )

@@ -3,6 +3,9 @@
     FOLDER/NAME.gguf        the file
     FOLDER/NAME.gguf.json   {"size": 98362432, "sha256": "b179...", "source": "smollm2"}
 
+    FOLDER/NAME.gguf.part        what has come of a file that is being fetched
+    FOLDER/NAME.gguf.part.json   {"size": 98362432, "etag": "...", "source": "https://..."}
+
 A fetched file counts as present while it has the size of its record. The digest was checked, or
 taken, when the file was fetched; `verify` reads all of it again, which takes longer than loading.
 """
@@ -11,12 +14,14 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from minfer_jax.transfer import SourceError, progress_bar
 from minfer_jax.whole_file import replacing
 
+PART = ".part"  # how the name of an unfinished file ends
 _CHUNK = 1 << 20
-_MAX_BYTES = 1 << 16  # of a record
+_MAX_BYTES = 1 << 20  # of a file of JSON
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +44,22 @@ def record_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.json")
 
 
+def read_json(path: Path) -> Any:
+    """What a small file of JSON holds; None where it is absent, too long, or no JSON."""
+    try:
+        with open(path, "rb") as file:
+            return json.loads(file.read(_MAX_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def source_of(path: Path) -> str | None:
+    """The reference that fetches, or goes on fetching, the file at a path; None if not known."""
+    found = read_json(record_path(path))
+    source = found.get("source") if type(found) is dict else None
+    return source if type(source) is str else None
+
+
 def write_record(path: Path, record: Record) -> None:
     """Writes the record of the file that is, or soon will be, at `path`."""
     with replacing(record_path(path)) as file:
@@ -48,10 +69,8 @@ def write_record(path: Path, record: Record) -> None:
 def read_record(path: Path) -> Record | None:
     """The record of the file at `path`; None where there is none that can be read."""
     try:
-        with open(record_path(path), "rb") as file:
-            found = json.loads(file.read(_MAX_BYTES))
-        record = Record(**found)
-    except (OSError, ValueError, TypeError):  # absent, not JSON, or not the keys
+        record = Record(**read_json(record_path(path)))
+    except TypeError:  # no object, or not with these keys
         return None
     right = type(record.size) is int and type(record.sha256) is str and type(record.source) is str
     return record if right else None

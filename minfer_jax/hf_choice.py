@@ -54,6 +54,19 @@ def parse(ref: str) -> HubModel:
     return HubModel(repo=match["repo"], revision=match["revision"], wanted=match["wanted"])
 
 
+def models_among(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """The whole models among the files of a repository: base name -> their files, in order.
+
+    A server may say any name; those that would lead out of a folder are passed over.
+    """
+    return {
+        base: files
+        for base, files in models_of(names).items()
+        if not set(base.split("/")) & {"", ".", ".."}
+        and not any(word in PurePosixPath(base).name.lower() for word in _NO_MODELS)
+    }
+
+
 def choose(model: HubModel, names: Iterable[str]) -> tuple[str, ...]:
     """Chooses among the files of a repository.
 
@@ -67,11 +80,7 @@ def choose(model: HubModel, names: Iterable[str]) -> tuple[str, ...]:
     Raises:
         SourceError: None is meant, or several may be; it lists them.
     """
-    models = {
-        base: files
-        for base, files in models_of(names).items()
-        if not any(word in PurePosixPath(base).name.lower() for word in _NO_MODELS)
-    }
+    models = models_among(names)
     if not models:
         raise SourceError(
             f"{model.repo} holds no whole model as .gguf; look for a repository with GGUF in its"

@@ -87,8 +87,11 @@ def pauses() -> Iterator[float | None]:
 
 def client(headers: Mapping[str, str]) -> httpx2.Client:
     """A client with our limits, to be used as a context."""
+    sent = httpx2.Headers({"User-Agent": "minfer-jax"})
+    sent.update(headers)
+    sent["Accept-Encoding"] = "identity"  # else lengths and ranges would be of something else
     return httpx2.Client(
-        headers={"User-Agent": "minfer-jax", **headers, "Accept-Encoding": "identity"},
+        headers=sent,
         follow_redirects=True,
         max_redirects=_MAX_REDIRECTS,
         timeout=TIMEOUT,

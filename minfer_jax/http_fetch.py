@@ -1,7 +1,7 @@
 """Files by HTTP: resumed where they broke off, counted, digested, and put in place in one step.
 
     FOLDER/NAME.part        what has come; a later run asks for the rest (Range)
-    FOLDER/NAME.part.json   {"etag": "...", "size": 98362432} of the answer that it came by
+    FOLDER/NAME.part.json   {"etag": "...", "size": 98362432, "source": "..."}: of which answer
     --rename-->             FOLDER/NAME, once size and digest are right
 
 huggingface_hub's own download starts over when the program is run again; this one goes on.
@@ -20,7 +20,7 @@ import filelock
 import httpx2
 from tqdm import tqdm
 
-from minfer_jax.file_record import Record, is_present, write_record
+from minfer_jax.file_record import PART, Record, is_present, read_json, record_path, write_record
 from minfer_jax.gguf_header import MAGIC
 from minfer_jax.http_client import (
     Retry,
@@ -43,7 +43,7 @@ from minfer_jax.transfer import (
 from minfer_jax.whole_file import replacing
 
 _STEP = 1 << 20  # bytes after which the tries are counted anew
-_MAX_NOTE = 1 << 12
+_MAX_NAME = 200  # bytes of a lock's name; files that share one wait for each other
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,12 +87,12 @@ def fetch(remote: Remote, path: Path, folder: Path) -> Path:
         return path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        name = "--".join(path.relative_to(folder).parts)
+        name = "--".join(path.relative_to(folder).parts)[-_MAX_NAME:]
         with exclusive(folder / ".locks" / f"{name}.lock", path.name):
             if not is_present(path):  # another process may have fetched it meanwhile
                 host = httpx2.URL(remote.url).host
                 say_fetching(path.name, remote.size, host, folder)
-                part = path.with_name(f"{path.name}.part")
+                part = path.with_name(f"{path.name}{PART}")
                 write_record(path, download(remote, part, path.name))
                 os.replace(part, path)
     except httpx2.InvalidURL as error:
@@ -136,6 +136,7 @@ def download(remote: Remote, part: Path, name: str) -> Record:
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(open(part, "a+b"))  # what is written goes to the end
         transfer = _Transfer(remote, part, file)
+        stack.callback(transfer.tidy)
         bar = stack.enter_context(progress_bar(name, transfer.size, transfer.have))
         http = stack.enter_context(client(remote.headers))
         tries = pauses()
@@ -148,9 +149,12 @@ def download(remote: Remote, part: Path, name: str) -> Record:
                 if transfer.have - start >= _STEP:
                     tries = pauses()
                 rest(error, next(tries), remote.url, f"; {transfer.state()}")
+            except KeyboardInterrupt:
+                say(f"{name}: {transfer.state()}")
+                raise
         file.flush()
         os.fsync(file.fileno())
-    _note_path(part).unlink(missing_ok=True)
+    record_path(part).unlink(missing_ok=True)
     return Record(size=transfer.have, sha256=transfer.digest.hexdigest(), source=remote.source)
 
 
@@ -169,10 +173,19 @@ class _Transfer:
             self.digest.update(chunk)
             self.have += len(chunk)
         self.resumed = self.have > 0
+        if self.size is None:  # nothing tells whether the rest would be of the same file
+            self.start_over()
 
     def state(self) -> str:
-        size = "an unknown number" if self.size is None else str(self.size)
-        return f"{self.have} of {size} bytes have come, and the next try goes on from there"
+        if not self.have:
+            return "nothing has come"
+        return f"{self.have} of {self.size} bytes have come, and the next try goes on from there"
+
+    def tidy(self) -> None:
+        """Removes what is of no use to a later run."""
+        if not self.have:
+            self.part.unlink(missing_ok=True)
+            record_path(self.part).unlink(missing_ok=True)
 
     def start_over(self) -> None:
         self.file.truncate(0)
@@ -191,6 +204,7 @@ class _Transfer:
             with http.stream("GET", self.remote.url, headers=self._range()) as response:
                 if self._begin(response):
                     bar.total = self.size
+                    bar.refresh()
                     for chunk in response.iter_raw():
                         self.file.write(chunk)
                         self.digest.update(chunk)
@@ -233,7 +247,9 @@ class _Transfer:
         linked = _linked_sha256(response)
         if self.remote.sha256 is None and linked is not None:
             self.sha256 = linked
-        _write_note(self.part, self.etag, size)
+        note = {"etag": self.etag, "size": size, "source": self.remote.source}
+        with replacing(record_path(self.part), durable=False) as file:
+            file.write(json.dumps(note).encode())
         check_free(self.part.parent, size - self.have)
         return True
 
@@ -254,7 +270,7 @@ class _Transfer:
             self.resumed = False
             raise Retry(f"what came has the sha256 {found}")
         raise SourceError(
-            f"{self.part.name.removesuffix('.part')} came with the sha256 {found}; {self.sha256} is"
+            f"{self.part.name.removesuffix(PART)} came with the sha256 {found}; {self.sha256} is"
             " expected. It is not kept; try again, or ask whoever serves it"
         )
 
@@ -275,21 +291,8 @@ def _linked_sha256(response: httpx2.Response) -> str | None:
     return None
 
 
-def _note_path(part: Path) -> Path:
-    return part.with_name(f"{part.name}.json")
-
-
-def _write_note(part: Path, etag: str | None, size: int) -> None:
-    with replacing(_note_path(part), durable=False) as file:
-        file.write(json.dumps({"etag": etag, "size": size}).encode())
-
-
 def _read_note(part: Path) -> tuple[str | None, int | None]:
     """ETag and size of the answer that a partial file came by, as far as they are known."""
-    try:
-        with open(_note_path(part), "rb") as file:
-            found = json.loads(file.read(_MAX_NOTE))
-        etag, size = found["etag"], found["size"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None, None
+    found = read_json(record_path(part))
+    etag, size = (found.get("etag"), found.get("size")) if type(found) is dict else (None, None)
     return etag if type(etag) is str else None, size if type(size) is int else None

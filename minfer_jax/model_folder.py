@@ -45,14 +45,18 @@ def expanded(path: str) -> Path:
         ) from error
 
 
-def model_files(folder: Path) -> list[Path]:
-    """The .gguf files below a folder, relative to it; of a split model, the first part."""
+def files_below(folder: Path, ending: str) -> list[Path]:
+    """The files below a folder whose names have an ending, relative to it, sorted."""
     paths = []
     for parent, folders, names in islice(os.walk(folder), _MAX_FOLDERS):
         folders[:] = [name for name in folders if not name.startswith(".")]  # being fetched
-        paths += [Path(parent, name) for name in names if name.endswith(SUFFIX)]
-    paths = [path.relative_to(folder) for path in paths if first_part(path.stem) == path.stem]
-    return sorted(paths)
+        paths += [Path(parent, name) for name in names if name.endswith(ending)]
+    return sorted(path.relative_to(folder) for path in paths)
+
+
+def model_files(folder: Path) -> list[Path]:
+    """The .gguf files below a folder, relative to it; of a split model, the first part."""
+    return [p for p in files_below(folder, SUFFIX) if first_part(p.stem) == p.stem]
 
 
 def parts_of(first: Path) -> list[Path]:

@@ -12,13 +12,13 @@ if __name__ == "__main__":  # Ctrl-C during the imports below ends it without a 
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from minfer_jax import model_report, sources
-from minfer_jax.cached_models import CachedModel, cached_models, model_of, remove
+from minfer_jax.cached_models import UNFINISHED, CachedModel, cached_models, find, model_of
 from minfer_jax.command import guarded, leave, say, with_flags
 from minfer_jax.gguf import open_gguf
 from minfer_jax.gguf_header import one_line
 from minfer_jax.model_report import decimal
 from minfer_jax.models_flags import DOWNLOAD, INFO, LIST, RM, Options, help_text, parse
-from minfer_jax.transfer import quoted
+from minfer_jax.remove_model import remove
 
 
 def main(argv: Sequence[str]) -> int:
@@ -48,7 +48,8 @@ def _list(options: Options) -> int:
     names = [one_line(model.reference) for model in models]
     width = max(map(len, names), default=0)
     for name, model in zip(names, models, strict=True):
-        print(f"{name:<{width}}  {decimal(model.size):>9}")
+        note = "  unfinished" if model.owner == UNFINISHED else ""
+        print(f"{name:<{width}}  {decimal(model.size):>9}{note}")
     return 0
 
 
@@ -63,7 +64,7 @@ def _as_json(model: CachedModel) -> dict:
 
 def _info(options: Options) -> int:
     (ref,) = options.models
-    file = open_gguf(_found(ref))
+    file = open_gguf(sources.resolve(ref, may_fetch=False))  # a look fetches nothing
     report = model_report.report(file, ref)
     if options.verify:
         model = model_of(file.parts[0])
@@ -77,18 +78,6 @@ def _info(options: Options) -> int:
     return 0
 
 
-def _found(ref: str):
-    """The local file of a reference; nothing is fetched for a look at it, or to be removed."""
-    try:
-        return sources.resolve(ref, may_fetch=False)
-    except sources.SourceError as error:
-        if not str(error).endswith("is not in the cache"):
-            raise
-        raise sources.SourceError(
-            f"{error}; fetch it: python -m minfer_jax.models download {ref}"
-        ) from error
-
-
 def _download(options: Options) -> int:
     for ref in options.models:
         print(sources.resolve(ref), flush=True)
@@ -98,10 +87,7 @@ def _download(options: Options) -> int:
 def _rm(options: Options) -> int:
     freed = 0
     for ref in options.models:
-        path = sources.resolve(ref, may_fetch=False)
-        model = model_of(path)
-        if model is None:
-            raise sources.SourceError(f"{quoted(path)} was not fetched, and is not removed")
+        model = find(ref)
         if options.force or _confirmed(model):
             freed += remove(model)
     say(f"{decimal(freed)} freed")

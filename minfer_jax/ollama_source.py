@@ -20,9 +20,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from minfer_jax.file_record import is_present
+from minfer_jax.file_record import is_present, read_json
 from minfer_jax.model_folder import expanded
-from minfer_jax.transfer import SourceError, cannot_keep, quoted
+from minfer_jax.transfer import SourceError, cannot_keep, not_cached, quoted
 from minfer_jax.whole_file import replacing
 
 HOST = "registry.ollama.ai"
@@ -31,7 +31,6 @@ _STORE = "OLLAMA_MODELS"
 _STORES = ("~/.ollama/models", "/usr/share/ollama/.ollama/models")
 _MODEL = "application/vnd.ollama.image.model"
 _MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
-_MAX_BYTES = 1 << 20  # of a manifest
 _MAX_MANIFESTS = 10_000
 _PART = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 _REFERENCE = re.compile(rf"ollama:(?:(?P<user>{_PART})/)?(?P<name>{_PART})(?::(?P<tag>{_PART}))?")
@@ -98,7 +97,7 @@ def resolve(ref: str, folder: Path, *, may_fetch: bool = True) -> Path:
     if is_present(path):
         return path
     if not may_fetch:
-        raise SourceError(f"{model.reference} is neither in a store of Ollama nor in the cache")
+        raise not_cached(ref)
     return _fetch(model, path, folder)
 
 
@@ -110,8 +109,7 @@ def stored() -> Iterator[tuple[OllamaModel, Path]]:
         for path in sorted(islice(manifests, _MAX_MANIFESTS)):
             user, name, tag = path.parts[-3:]
             try:
-                with open(path, "rb") as file:
-                    layer = _model_layer(json.loads(file.read(_MAX_BYTES)))
+                layer = _model_layer(read_json(path))
                 blob = store / "blobs" / f"sha256-{layer.hex}"
                 whole = blob.stat().st_size == layer.size
             except (OSError, ValueError):  # half removed, or of another form: as if not there

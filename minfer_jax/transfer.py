@@ -6,6 +6,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from minfer_jax.gguf_header import one_line
+
 MAX_QUOTED = 200  # characters of others' words in an error
 
 
@@ -17,6 +19,14 @@ def quoted(text: str | Path) -> str:
     """Text fit for an error: in quotes, short, one line."""
     text = str(text)
     return repr(text if len(text) <= MAX_QUOTED else text[:MAX_QUOTED] + "...")
+
+
+def not_cached(ref: str) -> SourceError:
+    """Makes the error of a model that is not here, where nothing may be fetched."""
+    return SourceError(
+        f"{quoted(ref)} is not in the cache; this fetches it: python -m minfer_jax.models download"
+        f" {ref}"
+    )
 
 
 def cannot_keep(
@@ -37,9 +47,9 @@ def cannot_keep(
 
 
 def say(line: str) -> None:
-    """Prints a line on standard error, where there is one."""
+    """Prints a line on standard error, where there is one, whatever names are in it."""
     if sys.stderr is not None:
-        print(line, file=sys.stderr, flush=True)
+        print(one_line(line), file=sys.stderr, flush=True)
 
 
 def say_fetching(name: str, size: int | None, place: str, folder: Path) -> None:
@@ -64,7 +74,7 @@ def progress_bar(name: str, size: int | None, done: int = 0) -> tqdm:
     return tqdm(
         total=size,
         initial=done,
-        desc=name,
+        desc=one_line(name),
         unit="B",
         unit_scale=True,
         leave=False,

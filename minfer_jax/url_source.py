@@ -6,8 +6,8 @@ be hostile, so that a file which was tampered with can lie, and no more.
 """
 
 import ipaddress
-import re
 from pathlib import Path, PurePosixPath
+from urllib.parse import quote
 
 import httpx2
 
@@ -15,9 +15,9 @@ from minfer_jax.file_record import is_present
 from minfer_jax.http_client import shown_url
 from minfer_jax.http_fetch import Remote, fetch
 from minfer_jax.split_files import SUFFIX, all_parts
-from minfer_jax.transfer import SourceError, quoted, say
+from minfer_jax.transfer import SourceError, not_cached, quoted, say
 
-_UNSAFE = re.compile(r"[^A-Za-z0-9._%~+@,=-]")  # in the name of a folder or a file
+_SAFE = "%~+@,="  # in the name of a folder or a file, besides letters, digits and ._-
 
 
 def resolve(ref: str, folder: Path, *, may_fetch: bool = True) -> Path:
@@ -37,19 +37,24 @@ def resolve(ref: str, folder: Path, *, may_fetch: bool = True) -> Path:
     """
     try:
         url = httpx2.URL(ref)
-        name = PurePosixPath(url.path).name
-        if not url.host or not name.endswith(SUFFIX) or name == SUFFIX:
+        path, _, query = url.raw_path.decode("ascii").partition("?")
+        name = PurePosixPath(path).name
+        if not url.host or not path.endswith(SUFFIX) or name == SUFFIX:
             raise httpx2.InvalidURL("it has no host, or does not end in .gguf")
     except httpx2.InvalidURL as error:
         raise SourceError(
             f"{quoted(ref)}: {error}; the URL of a model is expected, such as"
             " https://HOST/PATH.gguf"
         ) from error
-    urls = [url.copy_with(path=str(PurePosixPath(url.path).with_name(p))) for p in all_parts(name)]
+    folder_of_url, asked = path.removesuffix(name), f"?{query}" if query else ""
+    urls = [
+        url.copy_with(raw_path=f"{folder_of_url}{part}{asked}".encode("ascii"))
+        for part in all_parts(name)
+    ]
     paths = [_place(part, folder) for part in urls]
     if not all(map(is_present, paths)):
         if not may_fetch:
-            raise SourceError(f"{quoted(shown_url(ref))} is not in the cache")
+            raise not_cached(shown_url(ref))
         if url.scheme == "http" and not _is_here(url.host):
             say(f"note: {url.host} is asked by http, so that nothing vouches for what comes")
         for part, path in zip(urls, paths, strict=True):
@@ -58,10 +63,16 @@ def resolve(ref: str, folder: Path, *, may_fetch: bool = True) -> Path:
 
 
 def _place(url: httpx2.URL, folder: Path) -> Path:
-    host = url.host if url.port is None else f"{url.host}_{url.port}"
-    steps = [_UNSAFE.sub("_", step) for step in (host, *url.path.split("/")) if step]
+    """HOST/PATH as they are written, so that no two URLs share a file; http has its port named."""
+    port = url.port or (80 if url.scheme == "http" else None)
+    host = url.raw_host.decode("ascii")
+    path = url.raw_path.decode("ascii").partition("?")[0]
+    steps = (host if port is None else f"{host}_{port}", *path.split("/"))
+    steps = [quote(step, safe=_SAFE) for step in steps if step]
     if any(step.startswith(".") for step in steps):
-        raise SourceError(f"{quoted(str(url))} has a folder that begins with a dot in its path")
+        raise SourceError(
+            f"{quoted(shown_url(str(url)))} has a folder that begins with a dot in its path"
+        )
     return folder.joinpath("url", *steps)
 
 
