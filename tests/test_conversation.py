@@ -3,7 +3,6 @@
 import itertools
 from typing import Any
 
-import numpy as np
 import pytest
 
 from minfer_jax.chat_template import ChatTemplate, ChatTemplateError
@@ -13,7 +12,6 @@ from minfer_jax.language_model import load
 from minfer_jax.prompt import encode_messages
 from minfer_jax.tokenizer import TokenizerError
 from tests.helpers import tiny_models
-from tests.helpers.gguf_builder import dense
 
 N_CTX = 256
 GREEDY: dict[str, Any] = {"max_tokens": 12, "temperature": 0.0}
@@ -42,14 +40,7 @@ THINKING = ChatTemplate(
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """It writes mostly what is seen on a screen, and now and then ends."""
-    n = 3 + 256 + len(tiny_models.TEXT_MERGES)
-    bias = np.full(n, -1.0, np.float32)
-    bias[:2] = -1e9
-    bias[3 : 3 + 94] = bias[-len(tiny_models.TEXT_MERGES) :] = 2.0
-    bias[END] = 2.5
-    data = tiny_models.tiny_text_model(
-        n_layer=2, n_ctx=4096, biases=("output",), tensors={"output.bias": dense(bias)}
-    )
+    data = tiny_models.endless_text_model(end=2.5, n_layer=2, n_ctx=4096)
     file = tiny_models.save(tmp_path_factory.mktemp("conversation"), data)
     return load(file.path, n_ctx=N_CTX, precision="highest")
 
