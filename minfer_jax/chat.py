@@ -76,12 +76,18 @@ def run(options: Options) -> int:
         note("session", came)
     gc.freeze()
     gc.enable()
-    return _converse(conversation, options)
+    return _converse(conversation, options, messages)
 
 
-def _converse(conversation: Conversation, options: Options) -> int:
+def _converse(conversation: Conversation, options: Options, saved: list[Message]) -> int:
     interactive, color = chat_input.is_interactive(), _has_color(options.color)
-    turns = Turns(conversation, session=options.session, color=color, interactive=interactive)
+    turns = Turns(
+        conversation,
+        session=options.session,
+        saved=saved,
+        color=color,
+        interactive=interactive,
+    )
     try:
         with _exit_when_terminated():
             if interactive:

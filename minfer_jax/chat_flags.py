@@ -119,7 +119,7 @@ def parse(argv: Sequence[str]) -> Options:
     """
     value, positional = read(FLAGS, argv)
     session, template_file = _path(value["session"]), _path(value["chat-template-file"])
-    if session is not None and (session.is_dir() or not session.parent.is_dir()):
+    if session is not None and not _can_be_file(session):
         raise UsageError(f"--session is {str(session)!r}, expected a file in a folder that exists")
     return Options(
         common=model_options(value, positional),
@@ -130,6 +130,10 @@ def parse(argv: Sequence[str]) -> Options:
         template_file=template_file,
         template_kwargs=_template_kwargs(value),
     )
+
+
+def _can_be_file(path: Path) -> bool:
+    return path.is_file() or (not path.exists() and path.parent.is_dir())
 
 
 def _path(text: str | None) -> Path | None:

@@ -19,6 +19,7 @@ from minfer_jax import whole_file
 from minfer_jax.conversation import Conversation, Message
 from minfer_jax.gguf import GGUFFile
 from minfer_jax.state_file import StateError
+from minfer_jax.usage import UsageError
 
 _LONGEST = 64 << 20  # bytes of a file that is read
 _MOST_STATE = 4 << 30  # bytes of keys and values that are written
@@ -34,6 +35,7 @@ def load(path: Path) -> list[Message] | None:
 
     Raises:
         SessionError: they cannot be read. What is there is kept as a copy.
+        UsageError: nor can it be copied: so it must not be replaced.
     """
     if not path.exists():
         return None
@@ -64,7 +66,8 @@ def _keep_copy(path: Path) -> str:
     try:
         shutil.copyfile(path, copy)
     except OSError as e:
-        raise SessionError(f"{path} cannot be read, nor copied to {copy} ({e.strerror})") from None
+        why = e.strerror or e
+        raise UsageError(f"{path} cannot be read, nor copied to {copy} ({why})") from None
     return f"a copy is {copy}"
 
 

@@ -6,12 +6,12 @@
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from minfer_jax import chat_session
 from minfer_jax.command import say
-from minfer_jax.conversation import Conversation
+from minfer_jax.conversation import Conversation, Message
 from minfer_jax.gguf_header import one_line
 from minfer_jax.thinking import ThinkingSplitter
 
@@ -28,13 +28,20 @@ class Turns:
     """
 
     def __init__(
-        self, conversation: Conversation, *, session: Path | None, color: bool, interactive: bool
+        self,
+        conversation: Conversation,
+        *,
+        session: Path | None,
+        saved: Sequence[Message],
+        color: bool,
+        interactive: bool,
     ) -> None:
         """Answers nothing yet.
 
         Args:
             conversation: what is talked about.
             session: where it is kept, or None.
+            saved: the messages that are kept there already.
             color: whether thoughts are gray.
             interactive: whether Ctrl-C stops an answer and not the program.
         """
@@ -42,7 +49,7 @@ class Turns:
         self.n = 0
         self.failed = False
         self._session = session
-        self._saved = list(conversation.messages)
+        self._saved = list(saved)
         self._color = color
         self._interactive = interactive
 
@@ -71,19 +78,26 @@ class Turns:
     def end(self) -> None:
         """Keep what there is to keep, and take leave."""
         if self._session is not None and self.save():
-            try:
-                chat_session.save_state(self._session, self.conversation)
-            except ValueError as e:
-                note("session", str(e))
+            nothing_said = all(m["role"] == "system" for m in self.conversation.messages)
+            if self.conversation.n_turns or nothing_said:
+                self._save_state(self._session)
             note("session", f"saved {len(self._saved)} message(s) to {self._session}")
         say("---")
         say(f"conversation ended after {self.n} turn(s)")
+
+    def _save_state(self, session: Path) -> None:
+        try:
+            chat_session.save_state(session, self.conversation)
+        except ValueError as e:
+            note("session", str(e))
 
     def _turn(self, n: int, label: str, begin: Callable[[], Iterator[str]]) -> bool:
         """One answer; whether there is one."""
         conversation, name = self.conversation, f"turn {n}"
         done = conversation.n_turns
         self.failed = True
+        if not conversation.model.engine.compiles:
+            say("Compiling, or loading what an earlier run compiled ...")
         try:
             pieces = begin()
             if conversation.n_dropped:
@@ -93,6 +107,9 @@ class Turns:
         except ValueError as e:
             note("error", str(e))
             return False
+        except KeyboardInterrupt:
+            if not self._interactive:
+                raise
         if conversation.n_turns == done:
             note(name, "stopped before there was an answer: as if nothing was said")
             return False
@@ -114,11 +131,11 @@ class Turns:
         try:
             for piece in pieces:
                 _write(_gray(splitter.push(piece)) if splitter else piece)
-        except KeyboardInterrupt:
-            if not self._interactive:
-                raise
-        finally:
+        except BaseException as e:
             pieces.close()  # pyright: ignore  # a generator: what was said until now is recorded
+            if isinstance(e, KeyboardInterrupt):
+                _write("\n")
+            raise
         _write((_gray(splitter.flush()) if splitter else "") + "\n")
 
 

@@ -22,8 +22,8 @@ from minfer_jax.transcript import Transcript
 
 Message = dict[str, Any]
 
-# Room for an answer, in parts of the context: turns are dropped when there is less than _LEAST, and
-# until there is _ENOUGH, as all that stays is run anew then.
+# Turns are dropped when less than an eighth of the context is left for an answer (or less than the
+# longest answer), and until a quarter is: as all that stays is run anew then, it must not be soon.
 _LEAST, _ENOUGH = 8, 4
 
 
@@ -193,8 +193,7 @@ class Conversation:
         n_ctx = self.model.engine.n_ctx
         prompt = self._extended(messages)
         if len(prompt.tokens) + min(self.max_tokens, n_ctx // _LEAST) > n_ctx:
-            most = n_ctx - min(self.max_tokens, n_ctx // _ENOUGH)
-            while len(prompt.tokens) > most and _n_users(messages) > 1:
+            while len(prompt.tokens) > n_ctx - n_ctx // _ENOUGH and _n_users(messages) > 1:
                 messages = _without_oldest_turn(messages)
                 prompt = self._extended(messages)
         if len(prompt.tokens) > n_ctx:
