@@ -68,10 +68,11 @@ class Constraint:
             text = schema if isinstance(schema, str) else json.dumps(schema)
             _check_length("JSON schema", text)
             value = json.loads(text)
-            grammar = llguidance.LLMatcher.grammar_from_json_schema(
-                json.dumps(value),
-                defaults={"whitespace_pattern": _SPACE},  # pyright: ignore
-            )
+            if value is True:
+                value = {}
+            if isinstance(value, dict):  # what else it is, llguidance says
+                value = _with_bounded_space(value)
+            grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(value))
         except (ValueError, TypeError, RecursionError) as e:
             raise ConstraintError(f"JSON schema: {_line(str(e))}") from None
         return cls(grammar=_checked("JSON schema", grammar))
@@ -107,6 +108,14 @@ class Constraint:
         return cls(grammar=_checked("grammar", llguidance.LLMatcher.grammar_from_lark(lark)))
 
 
+def _with_bounded_space(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema, unless it says itself what white space there may be."""
+    given = schema.get("x-guidance", {})
+    if not isinstance(given, dict) or any(name.startswith("whitespace") for name in given):
+        return schema
+    return {**schema, "x-guidance": {**given, "whitespace_pattern": _SPACE}}
+
+
 class Vocabulary:
     """A tokenizer as llguidance needs it. Takes 0.3 seconds for 49152 tokens, 2 for 262144."""
 
@@ -124,8 +133,7 @@ class Vocabulary:
             raise ConstraintError("the model has no token that ends an answer: give no constraint")
         self.n_vocab = n_vocab
         self._tokens = llguidance.LLTokenizer(
-            llguidance.TokenizerWrapper(_Tokens(tokenizer)),
-            n_vocab=n_vocab,
+            llguidance.TokenizerWrapper(_Tokens(tokenizer, n_vocab)),
             eos_token=sorted(tokenizer.eog_ids),
         )
 
@@ -192,13 +200,14 @@ class Matcher:
 class _Tokens:
     """What llguidance asks of a tokenizer."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, n_vocab: int) -> None:
         special = (CONTROL, UNKNOWN, UNUSED)
-        kinds = tokenizer.vocab.kinds
+        kinds = tokenizer.vocab.kinds[:n_vocab]
         self.eos_token_id = min(tokenizer.eog_ids)
         self.bos_token_id = tokenizer.bos_id
         self.special_token_ids = [i for i, kind in enumerate(kinds) if kind in special]
-        self.tokens = [tokenizer.token_bytes(i) for i in range(tokenizer.n_vocab)]
+        self.tokens = [tokenizer.token_bytes(i) for i in range(len(kinds))]
+        self.tokens += [b""] * (n_vocab - len(kinds))  # never allowed
         for i in self.special_token_ids:  # a grammar may ask for them by name
             self.tokens[i] = tokenizer.tokens[i].encode("utf-8", "surrogateescape")
         self._encoder = tokenizer.encoder

@@ -194,7 +194,7 @@ def test_no_token_is_left(engine):
 
 
 def test_no_finite_logits(model, make):
-    cfg, params = model
+    _, params = model
     norm = dataclasses.replace(params.output_norm, weight=params.output_norm.weight * jnp.nan)
     engine = make()
     engine.params = dataclasses.replace(params, output_norm=norm)
