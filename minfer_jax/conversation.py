@@ -16,6 +16,7 @@ from minfer_jax.context import MAX_TOKENS, common_prefix
 from minfer_jax.language_model import LanguageModel
 from minfer_jax.prompt import render_messages, template_of
 from minfer_jax.sampling import SamplingParams
+from minfer_jax.sampling.seed import settled
 from minfer_jax.thinking import opens_thinking
 from minfer_jax.tokenizer import TokenizerError
 from minfer_jax.transcript import Transcript
@@ -85,7 +86,8 @@ class Conversation:
         self._tokenizer = model.tokenizer
         self._template = template or template_of(model.file, model.tokenizer)
         self._variables = dict(template_kwargs or {})
-        self._options = {"stop": stop, **sampling}
+        seed = settled(sampling.get("seed", SamplingParams.seed))
+        self._options = {"stop": stop, **sampling, "seed": seed}
         if system is not None:
             self.set_system(system)
 
@@ -160,8 +162,7 @@ class Conversation:
         self.n_dropped = _n_users(messages) - _n_users(kept)
         self.thinks = opens_thinking(prompt.prompt.text)
         options = dict(self._options)
-        seed = options.get("seed", SamplingParams.seed)
-        options["seed"] = (seed + self.n_turns) % 2**64
+        options["seed"] = (options["seed"] + self.n_turns) % 2**64
         pieces = self.model.stream_ids(prompt.tokens, max_tokens=self.max_tokens, **options)
         return self._streamed(kept, prompt, pieces)
 

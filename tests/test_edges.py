@@ -13,6 +13,7 @@ import pytest
 
 from minfer_jax.bpe import BYTE_CHARACTERS
 from minfer_jax.context import EngineError
+from minfer_jax.conversation import Conversation
 from minfer_jax.language_model import LanguageModel, load
 from minfer_jax.tokenizer import Tokenizer
 from minfer_jax.vocab import CONTROL, END_OF_GENERATION, FILL_IN_THE_MIDDLE, FIM_ENDS, NORMAL
@@ -29,21 +30,15 @@ N_VOCAB = 3 + 256 + len(tiny_models.TEXT_MERGES)
 LAST = N_VOCAB - 1
 
 
-def text_model(folder, **overrides: Any) -> LanguageModel:
-    """A model that does not end, and writes mostly what is seen on a screen."""
-    bias = np.full(N_VOCAB, -1.0, np.float32)
-    bias[:3] = -1e9
-    bias[3 : 3 + 94] = 2.0
-    tensors = {"output.bias": dense(bias), **overrides.pop("tensors", {})}
-    data = tiny_models.tiny_text_model(
-        n_layer=2, n_ctx=N_CTX, biases=("output",), tensors=tensors, **overrides
-    )
+def load_text(folder, data: bytes) -> LanguageModel:
     return load(tiny_models.save(folder, data).path, precision="highest")
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return text_model(tmp_path_factory.mktemp("edges"))
+    """It does not end, and writes what is seen on a screen."""
+    data = tiny_models.endless_text_model(n_layer=2, n_ctx=N_CTX)
+    return load_text(tmp_path_factory.mktemp("edges"), data)
 
 
 def known(model: LanguageModel) -> Tokenizer:
@@ -80,7 +75,8 @@ def test_a_prompt_of_one_token_too_many(model):
 def test_tokens_that_the_model_has_no_rows_for(tmp_path):
     """A tokenizer larger than the model: refused, not taken for another token."""
     metadata = text_metadata({"<extra>": CONTROL})
-    model = text_model(tmp_path, metadata=metadata)
+    data = tiny_models.endless_text_model(n_layer=2, n_ctx=N_CTX, metadata=metadata)
+    model = load_text(tmp_path, data)
     assert known(model).n_vocab == model.cfg.n_vocab + 1
     with pytest.raises(EngineError, match=f"token id {N_VOCAB} is outside the vocabulary"):
         list(model.stream_ids(known(model).encode("hello<extra>", parse_special=True)))
@@ -149,7 +145,7 @@ def draw_only(model: LanguageModel, monkeypatch, token: int) -> str:
 def test_stop_strings_that_get_in_each_other_s_way(model):
     """The one that is complete first counts; of those that end together, the longest."""
     text = model.generate("hello", **GREEDY)
-    assert len(text) == 16
+    n = len(text)
     for stops, cut in (
         ([text[3:9], text[5:7]], 5),  # one inside the other
         ([text[3:6], text[4:9]], 3),  # they overlap
@@ -157,13 +153,13 @@ def test_stop_strings_that_get_in_each_other_s_way(model):
         ([text[3:9], text[5:9]], 3),  # one is the end of the other
         ([text[2:4] + "\0", text[3:5]], 3),  # one that fails holds the other's beginning
         (["", text[5:7]], 5),
-        (["", ""], 16),
-        ([text + "\0", text[-1] + "\0"], 16),  # longer than the text; begun at its end
+        (["", ""], n),
+        ([text + "\0", text[-1] + "\0"], n),  # longer than the text; begun at its end
         ([text], 0),
     ):
         for order in itertools.permutations(stops):
             assert model.generate("hello", stop=order, **GREEDY) == text[:cut], stops
-            assert model.stats.finish_reason == ("stop" if cut < 16 else "length")
+            assert model.stats.finish_reason == ("stop" if cut < n else "length")
 
 
 def test_numbers_that_are_none(tmp_path):
@@ -173,7 +169,8 @@ def test_numbers_that_are_none(tmp_path):
     bias = np.full(N_VOCAB, -1e9, np.float32)
     bias[LAST] = 0
     tensors = {"token_embd.weight": dense(embedding), "output.bias": dense(bias)}
-    model = text_model(tmp_path, tensors=tensors)
+    data = tiny_models.tiny_text_model(n_layer=2, n_ctx=N_CTX, biases=("output",), tensors=tensors)
+    model = load_text(tmp_path, data)
     pieces = model.stream("hello", repeat_penalty=1.0, **GREEDY)
     assert next(pieces) == " world"
     with pytest.raises(EngineError, match="the model gave no finite logits at position"):
@@ -202,6 +199,14 @@ def test_a_seed_that_is_drawn_can_be_used_again(model):
     assert list(model.generate_tokens(ids, seed=model.stats.seed, **DRAWN)) == tokens[1]
 
 
+def test_a_conversation_with_a_seed_that_is_drawn(model):
+    talks = [Conversation(model, seed=seed, **DRAWN) for seed in (None, -1)]
+    first, second = ["".join(talk.say("hello")) for talk in talks]
+    assert first != second
+    again = Conversation(model, seed=model.stats.seed, **DRAWN)
+    assert "".join(again.say("hello")) == second
+
+
 @pytest.mark.parametrize("seed", [-2, 2**64, 1.5, "1", True])
 def test_what_is_no_seed(model, seed):
     for call in (model.stream, model.generate):
@@ -212,7 +217,8 @@ def test_what_is_no_seed(model, seed):
 
 
 def test_two_models_in_turn(model, tmp_path):
-    other = text_model(tmp_path, seed=1)
+    data = tiny_models.endless_text_model(n_layer=2, n_ctx=N_CTX, seed=1)
+    other = load_text(tmp_path, data)
     alone = [m.generate("hello", **DRAWN) for m in (model, other)]
     assert alone[0] != alone[1]
     streams = [m.stream("hello", reuse=False, **DRAWN) for m in (model, other)]

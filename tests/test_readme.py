@@ -13,12 +13,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from minfer_jax import sources
 from tests.helpers import tiny_models
-from tests.helpers.gguf_builder import dense
 
 pytestmark = pytest.mark.usefixtures("one_compile_cache")
 
@@ -103,18 +101,9 @@ RUN = [line for line in lines() if not line.startswith(tuple(NOT_RUN))]
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory) -> Path:
-    """A model that does not end, and writes mostly what is seen on a screen."""
-    n = 3 + 256 + len(tiny_models.TEXT_MERGES)
-    bias = np.full(n, -1.0, np.float32)
-    bias[:3], bias[3 : 3 + 94] = -1e9, 2.0
-    data = tiny_models.tiny_text_model(
-        n_layer=1,
-        n_ctx=256,  # bounds that of every command, so that they share what is compiled
-        n_head=2,
-        n_head_kv=1,
-        weight_type="F16",
-        biases=("output",),
-        tensors={"output.bias": dense(bias)},
+    """Its context bounds that of every command, so that they share what is compiled."""
+    data = tiny_models.endless_text_model(
+        n_layer=1, n_ctx=256, n_head=2, n_head_kv=1, weight_type="F16"
     )
     return tiny_models.save(tmp_path_factory.mktemp("tiny"), data).path
 
