@@ -139,6 +139,8 @@ def test_stop_strings_and_limits(start):
     assert say(conversation, "hello") == ""
     assert conversation.messages[-1]["content"] == ""
     assert say(conversation, "hello") == ""
+    whole = rendered(conversation, CHATML, add_generation_prompt=False)
+    assert [*conversation.transcript.tokens, *whole[-2:]] == whole
 
 
 def test_control_tokens_that_a_user_spells_are_text(start):
