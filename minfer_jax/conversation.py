@@ -85,7 +85,10 @@ class Conversation:
         self._tokenizer = model.tokenizer
         self._template = template or template_of(model.file, model.tokenizer)
         self._variables = dict(template_kwargs or {})
-        self._options = {"stop": stop, **sampling}
+        stops = [stop] if isinstance(stop, str) else [*stop]
+        if not self._template.source:  # ChatML, which may have no tokens here, so it ends in text
+            stops.append("<|im_end|>")
+        self._options = {"stop": stops, **sampling}
         if system is not None:
             self.set_system(system)
 
