@@ -164,7 +164,8 @@ class Conversation:
         self.thinks = opens_thinking(prompt.prompt.text)
         options = dict(self._options)
         seed = options.get("seed", SamplingParams.seed)
-        options["seed"] = (seed + self.n_turns) % 2**64
+        if seed is not None and seed >= 0:  # otherwise each answer has one of its own anyway
+            options["seed"] = (seed + self.n_turns) % 2**64
         pieces = self.model.stream_ids(prompt.tokens, max_tokens=self.max_tokens, **options)
         return self._streamed(kept, prompt, pieces)
 
