@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeVar
 
 import jax
+from absl import flags
 
 from minfer_jax.gguf_header import one_line
 from minfer_jax.usage import UsageError
@@ -74,6 +75,12 @@ def with_flags(
         return fail(str(e), 2)
 
 
+def keep_arguments(argv: list[str]) -> list[str]:
+    """For absl, which wants its own flags parsed: those of a command are parsed by itself."""
+    flags.FLAGS(argv[:1])
+    return argv
+
+
 def say(line: str) -> None:
     """Print a line on standard error; nothing depends on its being read."""
     with contextlib.suppress(OSError):
@@ -89,15 +96,15 @@ def fail(message: str, status: int = 1) -> int:
 def leave(run: Callable[[], int]) -> NoReturn:
     """Run a command and end the process with its exit status.
 
-    After Ctrl-C it ends at once, as jax may not survive a shutdown in mid-compile. One more, which
-    comes while the first is reported or later, ends it without a word.
+    After Ctrl-C or SIGTERM it ends at once, as jax may not survive a shutdown in mid-compile. One
+    more, which comes while the first is reported or later, ends it without a word.
     """
     try:
         status = run()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     except KeyboardInterrupt:
         os._exit(130)
-    if status == 130:
+    if status in (130, 143):
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()

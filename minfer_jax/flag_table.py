@@ -8,7 +8,7 @@ from absl import flags
 
 from minfer_jax.usage import UsageError, read_flags
 
-_COLUMN = 22  # where the help's second column begins
+_COLUMN = 22  # where the help's second column begins, after names that are not longer
 _DEFINE: dict[type, Any] = {
     bool: flags.DEFINE_bool,
     float: flags.DEFINE_float,
@@ -81,4 +81,4 @@ def _row(flag: Flag) -> str:
     short = f"-{flag.short}, " if flag.short else ""
     number = flag.kind in (float, int) and flag.default is not None
     shown = f" [{flag.default}]" if number else ""
-    return f"  {short}--{flag.name}".ljust(_COLUMN) + flag.text + shown
+    return f"  {short}--{flag.name} ".ljust(_COLUMN) + flag.text + shown

@@ -13,9 +13,9 @@ if __name__ == "__main__":  # Ctrl-C during the imports below ends it without a 
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     gc.disable()  # what a start makes stays: to search it for garbage takes 0.2 s, and finds none
 
-from absl import app, flags
+from absl import app
 
-from minfer_jax.command import guarded, leave, say, with_flags
+from minfer_jax.command import guarded, keep_arguments, leave, say, with_flags
 from minfer_jax.context import check_prompt_fits
 from minfer_jax.engine import Engine
 from minfer_jax.generate_flags import Options, help_text, parse
@@ -127,12 +127,6 @@ def _read_prompt() -> str:
     return raw.decode("utf-8", "replace").removesuffix("\n").removesuffix("\r")
 
 
-def _keep_arguments(argv: list[str]) -> list[str]:
-    """absl wants its own flags parsed; ours are parsed by `main`, with errors in one line."""
-    flags.FLAGS(argv[:1])
-    return argv
-
-
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    app.run(lambda argv: leave(lambda: main(argv)), flags_parser=_keep_arguments)
+    app.run(lambda argv: leave(lambda: main(argv)), flags_parser=keep_arguments)

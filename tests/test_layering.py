@@ -43,7 +43,8 @@ LAYERS = (
     "bpe",
     "tokenizer",
     "stop_strings",
-    "prompt",
+    "prompt thinking",
+    "transcript",
     # weights and their product
     "quant.formats.base quant.formats.codebooks quant.formats.grids",
     "quant.formats.*",
@@ -91,6 +92,7 @@ LAYERS = (
     "runner",
     "engine",
     "language_model",
+    "conversation",
     "metadata_report",
     "command model_flags",
     "model_command generate_flags",
@@ -98,6 +100,10 @@ LAYERS = (
     "remove_model",
     "models",
     "generate",
+    "prompt_history chat_session chat_flags",
+    "chat_input chat_turns",
+    "chat_commands",
+    "chat",
     "quantize_mix",
     "quantize_choice",
     "quantize_file quantize_flags",
@@ -109,7 +115,16 @@ LAYERS = (
     "bench",
     "",  # minfer_jax itself
 )
-TEXT_SIDE = ("gguf", "tokenizer", "chat_template", "sources", "prompt", "stop_strings")
+TEXT_SIDE = (
+    "gguf",
+    "tokenizer",
+    "chat_template",
+    "sources",
+    "prompt",
+    "transcript",
+    "thinking",
+    "stop_strings",
+)
 NEVER = {  # these modules, and those below them -> never import these, nor those below them
     "sampling": ("model", "engine"),
     "model": ("sampling", "tokenizer", "engine"),

@@ -61,7 +61,7 @@ def test_an_unknown_name():
 
 
 def test_star_names_exist():
-    assert minfer_jax.__all__ == ["LanguageModel", "load"]
+    assert minfer_jax.__all__ == ["Conversation", "LanguageModel", "load"]
     for name in minfer_jax.__all__:
         assert getattr(minfer_jax, name)
 
