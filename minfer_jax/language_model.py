@@ -20,6 +20,7 @@ from minfer_jax.run_stats import RunStats
 from minfer_jax.sampling import SamplingParams
 from minfer_jax.stop_strings import StopStrings
 from minfer_jax.stream_decoder import StreamDecoder
+from minfer_jax.text_options import token_options
 from minfer_jax.tokenizer import Tokenizer, TokenizerError
 
 if TYPE_CHECKING:
@@ -184,8 +185,6 @@ class LanguageModel:
 
     def _token_options(self, options: dict[str, Any]) -> dict[str, Any]:
         """Options of an answer as those of its tokens."""
-        from minfer_jax.text_options import token_options  # llguidance takes time to load
-
         tokenizer = self._known_tokenizer()
         options = {"repeat_penalty": SamplingParams.repeat_penalty, **options}
         return token_options(
@@ -199,7 +198,7 @@ class LanguageModel:
     @functools.cached_property
     def _vocabulary(self) -> "Vocabulary":
         """For constraints."""
-        from minfer_jax.constraint import Vocabulary
+        from minfer_jax.constraint import Vocabulary  # llguidance takes time to load
 
         return Vocabulary(self._known_tokenizer(), self.cfg.n_vocab)
 

@@ -2,21 +2,23 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from minfer_jax.constraint import Constraint, Matcher
 from minfer_jax.sampling.dry import BREAKERS, breaker_tokens
 from minfer_jax.tokenizer import Tokenizer, TokenizerError
+
+if TYPE_CHECKING:
+    from minfer_jax.constraint import Constraint, Matcher
 
 
 def token_options(
     tokenizer: Tokenizer,
     n_vocab: int,
-    matcher: Callable[[Constraint], Matcher],
+    matcher: "Callable[[Constraint], Matcher]",
     *,
     logit_bias: Mapping[int | str, float] | None = None,
     ignore_eos: bool = False,
-    constraint: Constraint | None = None,
+    constraint: "Constraint | None" = None,
     dry_breakers: Sequence[str] = BREAKERS,
     dry_multiplier: float = 0.0,
     **others: Any,
