@@ -81,18 +81,13 @@ class Snapshot:
 def to_parts(snapshot: Snapshot) -> tuple[dict[str, Any], list[np.ndarray]]:
     """(header, arrays) of a file."""
     session, options = snapshot.session, snapshot.session.options
-    whole = ("top_k", "seed")
-    sampling = {  # numbers may be numpy's, or longer than what JSON takes
-        name: min(int(value), 2**64 - 1) if name in whole else float(value)
-        for name, value in dataclasses.asdict(options.sampling).items()
-    }
     header = {
         "n_drawn": session.n_drawn,
         "n_rows": snapshot.rows.n,
         "first": list(snapshot.rows.first),
         "context_shift": options.context_shift,
         "n_keep": options.n_keep,
-        "sampling": sampling,
+        "sampling": options.sampling.plain(),
     }
     lists = (session.tokens, session.recent, sorted(options.stop_ids))
     return header, [*(np.array(ids, np.int32) for ids in lists), *snapshot.rows.arrays]
@@ -153,7 +148,7 @@ class Expected:
         if not isinstance(header.get("context_shift"), bool):
             raise StateError("context_shift is neither true nor false")
         try:
-            sampling = SamplingParams(**header["sampling"])
+            sampling = SamplingParams.from_plain(header["sampling"])
         except (KeyError, TypeError, ValueError) as e:
             raise StateError(f"its sampling values: {e}") from None
         options = RunOptions(

@@ -78,11 +78,15 @@ LAYERS = (
     "model.load",
     "model",
     # the sampler
+    "sampling.args sampling.order",
     "sampling.params",
     "sampling.state sampling.candidates",
     "sampling.draw sampling.penalties sampling.temperature sampling.top_k sampling.top_p "
-    "sampling.min_p",
+    "sampling.min_p sampling.dry sampling.top_n_sigma sampling.typical sampling.mirostat "
+    "sampling.logprobs",
+    "sampling.xtc",
     "sampling.chain",
+    "sampling.extended",
     "sampling",
     # what is built on them
     "context run_stats state_file",
