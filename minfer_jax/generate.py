@@ -5,7 +5,6 @@ Standard output carries the generated text alone; everything else goes to standa
 
 import dataclasses
 import gc
-import logging as stdlib_logging
 import signal
 import sys
 from collections.abc import Sequence
@@ -14,19 +13,18 @@ if __name__ == "__main__":  # Ctrl-C during the imports below ends it without a 
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     gc.disable()  # what a start makes stays: to search it for garbage takes 0.2 s, and finds none
 
-from absl import app, flags, logging
+from absl import app, flags
 
-from minfer_jax import host, metadata_report, sources
 from minfer_jax.command import guarded, leave, say, with_flags
 from minfer_jax.context import check_prompt_fits
 from minfer_jax.engine import Engine
-from minfer_jax.generate_flags import Options, UsageError, help_text, parse
-from minfer_jax.gguf import GGUFFile, open_gguf
-from minfer_jax.language_model import LanguageModel, from_file
+from minfer_jax.generate_flags import Options, help_text, parse
+from minfer_jax.language_model import LanguageModel
 from minfer_jax.model.config import MAX_POSITIONS
-from minfer_jax.model.load import read_model_config
+from minfer_jax.model_command import loaded, opened
 from minfer_jax.prompt import encode_prompt
 from minfer_jax.tokenizer import Tokenizer
+from minfer_jax.usage import UsageError
 
 _LONGEST_PROMPT = 64 << 20  # bytes of standard input
 
@@ -45,54 +43,30 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(options: Options) -> int:
-    host.use_threads(options.threads)
-    logging.use_absl_handler()
-    logging.set_verbosity(logging.WARNING)
-    logging.get_absl_handler().setFormatter(stdlib_logging.Formatter("note: %(message)s"))
-
-    path = sources.resolve(options.model)
-    say(f"Loading model: {path} ...")
-    file = open_gguf(path)
-    _describe(file)
-    if options.meta:
-        say(metadata_report.metadata(file))
-    # A file that cannot run so is refused before anything long begins.
-    cfg = read_model_config(file, options.precision, options.cache_type)
-    prompt = _read_prompt() if options.prompt is None else options.prompt
+    common = options.common
+    file, cfg = opened(common)
+    prompt = _read_prompt() if common.prompt is None else common.prompt
     tokenizer = Tokenizer.from_gguf(file)
-    ids = encode_prompt(file, tokenizer, prompt, system=options.system, template=options.template)
+    ids = encode_prompt(file, tokenizer, prompt, system=common.system, template=options.template)
     if not prompt.strip() or not ids:
         raise UsageError("the prompt is empty; give one as an argument or on standard input")
     check_prompt_fits(len(ids), cfg.n_ctx_train)
     say(f"Vocabulary: {tokenizer.n_vocab} tokens")
     say(f"Prompt: {len(ids)} tokens")
-    with metadata_report.loading_bar(file) as bar:
-        model = from_file(
-            file,
-            n_ctx=max(options.n_ctx, len(ids)),
-            precision=options.precision,
-            cache_type=options.cache_type,
-            prefill_chunk=options.prefill_chunk,
-            tokenizer=tokenizer,
-            on_bytes=bar,
-        )
-    say(f"Loaded: {model.cfg.n_layer} layers")
-    say("Model loaded.")
-    if options.meta:
-        say(metadata_report.memory(model.engine))
+    model = loaded(file, tokenizer, common, max(common.n_ctx, len(ids)))
     return _generate(model, ids, options)
 
 
 def _generate(model: LanguageModel, ids: list[int], options: Options) -> int:
     """Stream the answer, then report; Ctrl-C ends the one and not the other."""
-    engine, status = model.engine, 0
+    engine, common, status = model.engine, options.common, 0
     pieces = model.stream_ids(
         ids,
-        max_tokens=MAX_POSITIONS if options.max_tokens is None else options.max_tokens,
-        stop=options.stop,
+        max_tokens=MAX_POSITIONS if common.max_tokens is None else common.max_tokens,
+        stop=common.stop,
         context_shift=options.context_shift,
         n_keep=options.keep,
-        **dataclasses.asdict(options.sampling),
+        **dataclasses.asdict(common.sampling),
     )
     say("Compiling, or loading what an earlier run compiled ...")
     told = False
@@ -151,12 +125,6 @@ def _read_prompt() -> str:
     if len(raw) > _LONGEST_PROMPT:
         raise UsageError(f"standard input holds more than {_LONGEST_PROMPT} bytes; give less")
     return raw.decode("utf-8", "replace").removesuffix("\n").removesuffix("\r")
-
-
-def _describe(file: GGUFFile) -> None:
-    size = sum(part.stat().st_size for part in file.parts)
-    say(f"File: {size} bytes ({size / 2**20:.1f} MB) in {len(file.parts)} part(s)")
-    say(f"GGUF: {len(file.metadata)} KV, {len(file.tensors)} tensors")
 
 
 def _keep_arguments(argv: list[str]) -> list[str]:

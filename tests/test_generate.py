@@ -18,7 +18,7 @@ import jax
 import numpy as np
 import pytest
 
-from minfer_jax import generate
+from minfer_jax import generate, model_command
 from minfer_jax.generate_flags import help_text
 from minfer_jax.language_model import LanguageModel, load
 from tests.helpers import tiny_models
@@ -275,7 +275,7 @@ def test_options_of_the_model_reach_it(run, path, monkeypatch):
         asked = ("precision", "n_ctx", "cache_type", "prefill_chunk")
         raise ValueError(", ".join(str(options[name]) for name in asked))
 
-    monkeypatch.setattr(generate, "from_file", refuse)
+    monkeypatch.setattr(model_command, "from_file", refuse)
     assert refused(run(path, "hello"), 1) == "default, 4096, None, 512"
     flags = "--precision highest --cache-type bf16 --prefill-chunk 64 --n-ctx".split()
     assert refused(run(path, "hello", *flags, "100"), 1) == "highest, 100, bf16, 64"
@@ -289,7 +289,7 @@ def test_out_of_memory(run, path, monkeypatch, error):
     def refuse(*_, **__):
         raise error
 
-    monkeypatch.setattr(generate, "from_file", refuse)
+    monkeypatch.setattr(model_command, "from_file", refuse)
     assert "out of memory; try a smaller model or --n-ctx" in refused(run(path, "hello"), 1)
 
 
@@ -297,7 +297,7 @@ def test_errors_of_ours_are_not_hidden(run, path, monkeypatch):
     def fail(*_, **__):
         raise jax.errors.JaxRuntimeError("INTERNAL: x")
 
-    monkeypatch.setattr(generate, "from_file", fail)
+    monkeypatch.setattr(model_command, "from_file", fail)
     with pytest.raises(jax.errors.JaxRuntimeError):
         run(path, "hello")
 

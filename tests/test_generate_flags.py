@@ -5,14 +5,15 @@ import dataclasses
 import pytest
 
 from minfer_jax import sources
-from minfer_jax.generate_flags import Options, UsageError, help_text, parse
+from minfer_jax.generate_flags import Options, help_text, parse
+from minfer_jax.model_flags import ModelOptions
 from minfer_jax.sampling import SamplingParams
+from minfer_jax.usage import UsageError
 
-DEFAULTS = Options(
+COMMON = ModelOptions(
     model=sources.DEFAULT_MODEL,
     prompt=None,
     system=None,
-    template=None,
     sampling=SamplingParams(),
     max_tokens=512,
     stop=(),
@@ -20,11 +21,11 @@ DEFAULTS = Options(
     precision="default",
     cache_type=None,
     prefill_chunk=512,
-    context_shift=False,
-    keep=0,
     threads=None,
     meta=False,
 )
+DEFAULTS = Options(common=COMMON, template=None, context_shift=False, keep=0)
+IN_COMMON = {field.name for field in dataclasses.fields(ModelOptions)}
 SAMPLING = {field.name for field in dataclasses.fields(SamplingParams)}
 
 
@@ -79,7 +80,9 @@ def test_without_flags():
 def test_each_flag_changes_its_field_alone(argv, field, value):
     change = {field: value}
     if field in SAMPLING:
-        change = {"sampling": dataclasses.replace(DEFAULTS.sampling, **change)}
+        change = {"sampling": dataclasses.replace(COMMON.sampling, **change)}
+    if change.keys() <= IN_COMMON:
+        change = {"common": dataclasses.replace(COMMON, **change)}
     assert options(*argv.split()) == dataclasses.replace(DEFAULTS, **change)
 
 
@@ -101,17 +104,21 @@ def test_each_flag_changes_its_field_alone(argv, field, value):
     ],
 )
 def test_positional_arguments(argv, model, prompt):
-    found = options(*argv)
-    assert (found.model, found.prompt) == (model, prompt)
+    assert model_and_prompt(*argv) == (model, prompt)
+
+
+def model_and_prompt(*argv: str) -> tuple[str, str | None]:
+    common = options(*argv).common
+    return common.model, common.prompt
 
 
 def test_a_lone_file_name_with_a_space_is_a_model(tmp_path):
     path = tmp_path / "my model.gguf"  # not there: still no prompt, but a typing error
-    assert (options(str(path)).model, options(str(path)).prompt) == (str(path), None)
+    assert model_and_prompt(str(path)) == (str(path), None)
     path = tmp_path / "my model"
-    assert options(str(path)).prompt == str(path)
+    assert model_and_prompt(str(path))[1] == str(path)
     path.write_bytes(b"")
-    assert (options(str(path)).model, options(str(path)).prompt) == (str(path), None)
+    assert model_and_prompt(str(path)) == (str(path), None)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +186,7 @@ def test_help_fits_a_terminal_and_names_every_flag():
 def test_help_shows_the_defaults():
     rows = {line[:22].split()[-1]: line for line in help_text().splitlines() if line[:3] == "  -"}
     for flag, field in (("temp", "temperature"), ("top-k", "top_k"), ("seed", "seed")):
-        assert rows[f"--{flag}"].endswith(f"[{getattr(DEFAULTS.sampling, field)}]")
+        assert rows[f"--{flag}"].endswith(f"[{getattr(COMMON.sampling, field)}]")
     assert rows["--n-predict"].endswith("[512]")
     assert rows["--n-ctx"].endswith("[4096]")
     assert rows["--prefill-chunk"].endswith("[512]")

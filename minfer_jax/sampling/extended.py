@@ -7,7 +7,9 @@ and again on all of them where the few do not tell:
     penalties, dry, top_n_sigma | top_k, typ_p, top_p, min_p, xtc, temperature
     [------ on all logits -----]|[ on 128 of them; where these do not tell, on all -----]
 
-Steps that are off are left out of the order, on the host, and cost nothing.
+Steps that are off are left out of the order, on the host, and cost nothing. A token takes 0.45 ms
+where `sample` takes 0.32 (49152 tokens, two cores of a Zen 4), 0.68 where it takes 0.42 (262144).
+Where the few do not tell, as with typical-p and no top-k, it takes 1.8 and 7.9 ms.
 """
 
 import dataclasses
@@ -35,14 +37,14 @@ from minfer_jax.sampling.args import ExtendedArgs, n_words
 from minfer_jax.sampling.candidates import Candidates, drawable, everything, largest
 from minfer_jax.sampling.chain import FEW, check
 from minfer_jax.sampling.draw import draw, draw_key
-from minfer_jax.sampling.order import LOGIT_STEPS, MIROSTAT, STEPS
+from minfer_jax.sampling.order import BY_TOKEN, MIROSTAT, STEPS
 from minfer_jax.sampling.state import SamplerState, advance
 
 Step = Callable[[Candidates], Candidates]
 T = TypeVar("T")
 
 # Passes over the vocabulary without a search in it.
-_WIDE = (*LOGIT_STEPS, "top_n_sigma", "temperature", MIROSTAT)
+_WIDE = (*BY_TOKEN, "top_n_sigma", "temperature", MIROSTAT)
 # Steps that say themselves what they can tell where tokens lie beyond the candidates.
 _PARTIAL = ("top_k", "top_p", "min_p")
 
@@ -77,24 +79,19 @@ def sample_extended(
     """
     check(logits, state, args.usual)
     _check_width(logits.shape[1], args, mask)
-    logits = logits + args.bias[None, :]
-    if mask is not None:
-        logits = jnp.where(_unpacked(mask, logits.shape[1]), logits, -jnp.inf)
-    logits = drawable(logits, args.usual.n_vocab)
-
-    steps = _steps(state, args)
-    begin, logits = _run_wide(steps, args.order, logits)
+    steps = bound_steps(state, args)
+    begin, logits = run_wide(steps, args.order, allowed(logits, args, mask))
     candidates = largest(logits, min(few, logits.shape[1]))
     likeliest = jnp.where(candidates.logits[:, 0] > -jnp.inf, candidates.ids[:, 0], -1)
     greedy = temperature.greedy(args.usual.temperature)
 
     def drawn() -> tuple[jax.Array, jax.Array]:
-        left = _run_few(steps, args.order, begin, candidates)
+        left = run_few(steps, args.order, begin, candidates)
         sure = (left.complete & left.decided) | greedy
         return lax.cond(jnp.all(sure), lambda: choose(left), on_all)
 
     def on_all() -> tuple[jax.Array, jax.Array]:
-        return choose(everything(_run_all(steps, args.order, begin, logits)))
+        return choose(everything(run_all(steps, args.order, begin, logits)))
 
     def choose(left: Candidates) -> tuple[jax.Array, jax.Array]:
         tokens = draw(left, draw_key(state))
@@ -111,10 +108,33 @@ def sample_extended(
     return tokens, advance(state, tokens)
 
 
-def _steps(state: SamplerState, args: ExtendedArgs) -> Mapping[str, Step]:
-    """Every step by name, as a function of complete candidates. A new one is one file and one row.
+def allowed(logits: jax.Array, args: ExtendedArgs, mask: jax.Array | None) -> jax.Array:
+    """Adds the bias and leaves what may be drawn.
 
-    Penalties and DRY want the whole vocabulary, in the order of the ids.
+    Args:
+        logits: float32 ``[B, V]``.
+        args: Of B rows.
+        mask: As for `sample_extended`.
+
+    Returns:
+        float32 ``[B, V]``, drawable.
+    """
+    logits = logits + args.bias[None, :]
+    if mask is not None:
+        logits = jnp.where(_unpacked(mask, logits.shape[1]), logits, -jnp.inf)
+    return drawable(logits, args.usual.n_vocab)
+
+
+def bound_steps(state: SamplerState, args: ExtendedArgs) -> Mapping[str, Step]:
+    """Every step by name, with its values. A new step is one file and one row of this table.
+
+    Args:
+        state: Of B rows.
+        args: Of B rows.
+
+    Returns:
+        Functions of candidates that are complete, for penalties and DRY the whole vocabulary in
+        the order of the ids. Top-k, top-p and min-p are for incomplete ones as well.
     """
     usual, key = args.usual, draw_key(state)
     recent = penalties.within(state.recent, args.penalty_last_n)
@@ -150,16 +170,25 @@ def _steps(state: SamplerState, args: ExtendedArgs) -> Mapping[str, Step]:
             usual.temperature,
             args.dynatemp_range,
             args.dynatemp_exponent,
-            _before_logit_steps(args.order, "temperature"),
+            _before_by_token(args.order, "temperature"),
         ),
         MIROSTAT: lambda c: mirostat.mirostat(c, state.mu),
     }
 
 
-def _run_wide(
+def run_wide(
     steps: Mapping[str, Step], order: jax.Array, logits: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Runs the wide steps that the order begins with: (place of the first other, logits)."""
+    """Runs the wide steps that the order begins with.
+
+    Args:
+        steps: From `bound_steps`.
+        order: int32, numbers of steps and a -1.
+        logits: float32 ``[B, V]``, drawable.
+
+    Returns:
+        int32 ``[]``, the place of the first other step; and the logits after those before it.
+    """
     branches = [partial(_on_logits, steps[name]) for name in _WIDE]
     numbers = jnp.asarray([STEPS.index(name) for name in _WIDE], jnp.int32)
 
@@ -174,13 +203,23 @@ def _run_wide(
     return lax.while_loop(goes_on, run, (jnp.int32(0), logits))
 
 
-def _run_few(
+def run_few(
     steps: Mapping[str, Step], order: jax.Array, begin: jax.Array, candidates: Candidates
 ) -> Candidates:
-    """Runs the steps from a place on, on candidates that may not be all."""
+    """Runs the steps from a place on, on candidates that may not be all.
+
+    Args:
+        steps: From `bound_steps`.
+        order: int32, numbers of steps and a -1.
+        begin: int32 ``[]``, the place.
+        candidates: From `largest`.
+
+    Returns:
+        What is left; to be trusted in rows that are both complete and decided.
+    """
 
     def step(name: str, c: Candidates) -> Candidates:
-        if name in LOGIT_STEPS:
+        if name in BY_TOKEN:
             return dataclasses.replace(c, decided=jnp.zeros_like(c.decided))
         left = steps[name](c)
         if name in _PARTIAL:
@@ -193,17 +232,26 @@ def _run_few(
         left = step(name, dataclasses.replace(now, complete=complete, decided=decided))
         return left.logits, left.complete, left.decided
 
-    branches = [partial(branch, name) for name in STEPS]
     first = (candidates.logits, candidates.complete, candidates.decided)
-    logits, complete, decided = _run(branches, order, begin, first)
+    logits, complete, decided = _run([partial(branch, n) for n in STEPS], order, begin, first)
     left = candidates.with_logits(logits)
     return dataclasses.replace(left, complete=complete, decided=decided)
 
 
-def _run_all(
+def run_all(
     steps: Mapping[str, Step], order: jax.Array, begin: jax.Array, logits: jax.Array
 ) -> jax.Array:
-    """Runs the steps from a place on, on the whole vocabulary."""
+    """Runs the steps from a place on, on the whole vocabulary.
+
+    Args:
+        steps: From `bound_steps`.
+        order: int32, numbers of steps and a -1.
+        begin: int32 ``[]``, the place.
+        logits: float32 ``[B, V]``, drawable.
+
+    Returns:
+        float32 ``[B, V]``, -inf where a token was dropped.
+    """
     return _run([partial(_on_logits, steps[name]) for name in STEPS], order, begin, logits)
 
 
@@ -221,12 +269,12 @@ def _on_logits(step: Step, logits: jax.Array) -> jax.Array:
     return step(everything(logits)).logits
 
 
-def _before_logit_steps(order: jax.Array, name: str) -> jax.Array:
+def _before_by_token(order: jax.Array, name: str) -> jax.Array:
     """Whether a step that changes logits by token follows a step: bool ``[]``."""
     places = jnp.arange(order.size)
     later = places > jnp.argmax(order == STEPS.index(name))
     by_token = jnp.zeros(order.shape, bool)
-    for step in LOGIT_STEPS:
+    for step in BY_TOKEN:
         by_token |= order == STEPS.index(step)
     return jnp.any(later & by_token)
 

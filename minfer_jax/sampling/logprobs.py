@@ -23,7 +23,7 @@ def logprobs(
     logits = drawable(logits)
     best = largest(logits, max(k, 1))
     total = jnp.sum(jnp.exp(logits - best.top), axis=1, keepdims=True)
-    least = best.top + jnp.log(jnp.maximum(total, 1.0))  # a row of -inf alone has a total of 0
+    mass = jnp.log(jnp.maximum(total, 1.0))  # a row of -inf alone has a total of 0
     drawn = jnp.take_along_axis(logits, jnp.maximum(tokens, 0)[:, None], axis=1)
-    of_tokens = jnp.where(tokens >= 0, (drawn - least)[:, 0], 0.0)
-    return of_tokens, best.ids[:, :k], best.logits[:, :k] - least
+    of_tokens = jnp.where(tokens >= 0, (drawn - best.top - mass)[:, 0], 0.0)
+    return of_tokens, best.ids[:, :k], best.logits[:, :k] - best.top - mass

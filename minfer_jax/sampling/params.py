@@ -15,7 +15,7 @@ from minfer_jax.sampling.args import (
     SamplerArgs,
     n_words,
 )
-from minfer_jax.sampling.order import LOGIT_STEPS, MIROSTAT, SAMPLERS, STEPS, check_samplers
+from minfer_jax.sampling.order import BY_TOKEN, MIROSTAT, SAMPLERS, STEPS, check_samplers
 
 _INT32_MAX = 2**31 - 1
 _INTEGRAL = (int, np.integer)
@@ -139,7 +139,7 @@ class SamplingParams:
             "temperature": True,
         }
         steps = tuple(name for name in self.samplers if does[name])
-        by_token = tuple(name for name in steps if name in LOGIT_STEPS)
+        by_token = tuple(name for name in steps if name in BY_TOKEN)
         if self.temperature < 1e-6:
             return by_token
         return (*by_token, "temperature", MIROSTAT) if self.mirostat else steps
@@ -228,8 +228,6 @@ class SamplingParams:
         """As numpy arrays. Steps that are not in `samplers` are off."""
         names = [name for off in _USUAL.values() for name in off]
         values = {name: self._row(name, batch) for name in names}
-        if self.top_p > 0:  # a p too small for float32 still keeps one token; 0 would be off
-            values["top_p"] = np.maximum(values["top_p"], np.finfo(np.float32).tiny)
         absent = [step for step in _USUAL if step not in self.samplers]
         if self.penalty_last_n == 0:
             absent.append("penalties")
@@ -246,6 +244,9 @@ class SamplingParams:
         value = getattr(self, name)
         if _is_whole(name):
             return np.full((batch,), min(int(value), _INT32_MAX), np.int32)
+        if name in ("top_p", "typical_p") and value > 0:
+            # A p too small for float32 still keeps one token; 0 would be off.
+            value = max(value, float(np.finfo(np.float32).tiny))
         return np.full((batch,), value, np.float32)
 
 

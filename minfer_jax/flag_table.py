@@ -1,0 +1,84 @@
+"""The flags of a command as a table of rows: how they are read, and how `--help` lists them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from absl import flags
+
+from minfer_jax.usage import UsageError, read_flags
+
+_COLUMN = 22  # where the help's second column begins
+_DEFINE: dict[type, Any] = {
+    bool: flags.DEFINE_bool,
+    float: flags.DEFINE_float,
+    int: flags.DEFINE_integer,
+    str: flags.DEFINE_string,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flag:
+    """One flag.
+
+    Attributes:
+        name: without its dashes.
+        kind: bool for a switch; float, int or str for one that takes a value; list for text that
+            may be given several times.
+        text: what it does, for the help.
+        default: the value where it is not given; shown by the help where it is a number.
+        short: another name, of one letter.
+        choices: what the text may be; empty for any.
+        least: the number must not be below this.
+    """
+
+    name: str
+    kind: type
+    text: str
+    default: bool | float | str | None = None
+    short: str | None = None
+    choices: tuple[str, ...] = ()
+    least: int | None = None
+
+
+def read(table: Sequence[Flag], argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """Read a command line.
+
+    Args:
+        table: the flags that there are.
+        argv: the program's name, then flags and positional arguments in any order.
+
+    Returns:
+        The value of each flag by name, and the positional arguments.
+
+    Raises:
+        UsageError: a flag is unknown, or its value is none that it takes.
+    """
+    values = flags.FlagValues()
+    for flag in table:
+        names: dict[str, Any] = {"short_name": flag.short, "flag_values": values}
+        if flag.choices:
+            flags.DEFINE_enum(flag.name, flag.default, flag.choices, flag.text, **names)  # pyright: ignore
+        elif flag.kind is list:
+            flags.DEFINE_multi_string(flag.name, [], flag.text, **names)
+        else:
+            _DEFINE[flag.kind](flag.name, flag.default, flag.text, **names)
+    positional = read_flags(values, argv)
+    value: dict[str, Any] = values.flag_values_dict()
+    for flag in table:
+        number = value[flag.name]
+        if flag.least is not None and number is not None and number < flag.least:
+            raise UsageError(f"--{flag.name} is {number}, expected {flag.least} or more")
+    return value, positional
+
+
+def help_rows(table: Sequence[Flag]) -> str:
+    """One line a flag: its names, what it does, and a number's default."""
+    return "\n".join(_row(flag) for flag in table)
+
+
+def _row(flag: Flag) -> str:
+    short = f"-{flag.short}, " if flag.short else ""
+    number = flag.kind in (float, int) and flag.default is not None
+    shown = f" [{flag.default}]" if number else ""
+    return f"  {short}--{flag.name}".ljust(_COLUMN) + flag.text + shown
