@@ -4,18 +4,21 @@ The one place that calls the compiled programs with a text: `Engine` says what t
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import jax
 import numpy as np
 from jaxtyping import Array
 
+from minfer_jax.burst import BURST, burst
 from minfer_jax.context import EngineError, buckets, shifted
+from minfer_jax.decode_form import Form, form_of
 from minfer_jax.kv_store import KVStore
 from minfer_jax.model.config import ModelConfig
 from minfer_jax.model.params import Params
-from minfer_jax.programs import BURST, Programs, burst, decode, prefill
+from minfer_jax.programs import Programs, prefill
+from minfer_jax.run_options import Drawn
 from minfer_jax.run_stats import Clock, Pace, RunStats
-from minfer_jax.sampling import SamplerArgs, SamplerState, init_state
 from minfer_jax.session import Session
 
 
@@ -24,20 +27,33 @@ class Runner:
 
     Attributes:
         n_ctx: positions that the KV state holds.
+        n_vocab: V.
         buckets: numbers of tokens that prefills are compiled for, ascending.
         programs: compiled so far.
         kv: the KV state.
         params: the weights of the latest run.
         stats: of the latest run.
+        number: of the latest run; another number says that it was overtaken.
+        most_steps: tokens that one call of decode draws at most.
     """
 
-    def __init__(self, params: Params, cfg: ModelConfig, *, n_ctx: int, prefill_chunk: int) -> None:
+    def __init__(
+        self, params: Params, cfg: ModelConfig, *, n_ctx: int, prefill_chunk: int, n_known: int
+    ) -> None:
         """Compiles and allocates nothing yet.
+
+        Args:
+            params: weights.
+            cfg: their configuration.
+            n_ctx: positions wanted.
+            prefill_chunk: tokens that one prefill takes at most.
+            n_known: tokens of the vocabulary that may be drawn.
 
         Raises:
             EngineError: prefill_chunk is no integer, or below 1.
         """
         self.n_ctx = n_ctx
+        self.n_vocab, self._n_known = cfg.n_vocab, n_known
         self.buckets = buckets(n_ctx, prefill_chunk)
         self.kv = KVStore(cfg, n_ctx, self.buckets[-1])
         self.programs = Programs(cfg, self.kv.shape)
@@ -45,12 +61,12 @@ class Runner:
         self.stats = RunStats()
         # Decode is ahead of what is yielded by two calls at most. A ring has `chunk` slots more
         # than its window: it still holds what the last token yielded must see.
-        self._most_steps = max(1, min(BURST, self.buckets[-1] // 2))
-        self._run = 0
+        self.most_steps = max(1, min(BURST, self.buckets[-1] // 2))
+        self.number = 0
 
     def begin(self, params: Params) -> None:
         """Use these weights from here on. A run in progress is over."""
-        self._run += 1
+        self.number += 1
         if params is not self.params:
             self.kv.drop()
             self.params = params
@@ -65,7 +81,8 @@ class Runner:
         Raises:
             EngineError: the model gives no finite logits; another run has begun meanwhile.
         """
-        stats = self.stats = RunStats(n_prompt=len(session.tokens))
+        seed = session.options.sampling.seed
+        stats = self.stats = RunStats(n_prompt=len(session.tokens), seed=seed)
         clock = Clock(stats)
         while stats.n_generated < max_tokens:
             if len(session.tokens) > self.n_ctx:
@@ -73,8 +90,10 @@ class Runner:
                     return
                 self._shift(session)
             room = min(max_tokens - stats.n_generated, self.n_ctx - len(session.tokens) + 1)
-            self._prefill(session, clock)
-            yield from self._decode(session, room, clock)
+            form = self.form(session)
+            self.prefill(session, clock, form)
+            decode = self._decode if session.constraint is None else self._constrained
+            yield from decode(session, room, clock, form)
             if stats.finish_reason == "stop":
                 return
 
@@ -95,11 +114,21 @@ class Runner:
         session.tokens = shifted(session.tokens, self.n_ctx, session.options.n_keep)
         self.stats.n_dropped += before - len(session.tokens)
 
-    def _prefill(self, session: Session, clock: Clock) -> None:
+    def form(self, session: Session, batch: int = 1) -> Form:
+        """How a session, or several that go on from it, are decoded."""
+        return form_of(session, self.n_vocab, self._n_known, batch)
+
+    def prefill(self, session: Session, clock: Clock, form: Form, batch: int = 1) -> None:
         """Run all tokens but the last; compile first what this run needs.
 
         The last goes through decode, as every later one does: so the prefill needs neither the
         output layer nor the sampler.
+
+        Args:
+            session: the text.
+            clock: of the run.
+            form: in which it will be decoded.
+            batch: rows that will be decoded.
         """
         stats, compiled = self.stats, self.programs.seconds
         session.n_rows = self.kv.usable(session.n_rows)
@@ -109,8 +138,8 @@ class Runner:
         bucket = self._bucket_after(session.n_rows, len(ids))
         if session.n_rows < len(ids):
             self.programs.compile(prefill, self.params, bucket)
-        rest = self._sampler(session)
-        self.programs.compile(decode, self.params, 1, *rest, burst(1))
+        rest = form.sampler, form.args, burst(1)
+        self.programs.compile(form.function, self.params, 1, *rest, batch=batch)
         stats.compile_seconds += self.programs.seconds - compiled
         self.kv.keep(session.n_rows)
 
@@ -122,10 +151,9 @@ class Runner:
         with self.kv.dropped_on_failure():
             jax.block_until_ready(self.kv.state)
 
-    def _decode(self, session: Session, room: int, clock: Clock) -> Iterator[int]:
+    def _decode(self, session: Session, room: int, clock: Clock, form: Form) -> Iterator[int]:
         """Yield up to `room` tokens after those of the session."""
-        run, stats = self._run, self.stats
-        sampler, args = self._sampler(session)
+        number, sampler = self.number, form.sampler
         stop_ids = session.options.stop_ids
         n_last = len(session.tokens) - 1
         last = np.array([session.tokens[-1:]], np.int32)
@@ -133,35 +161,77 @@ class Runner:
         # A call is sent off before the tokens that it continues are read: the device never waits
         # for the host.
         first = burst(1)  # the prompt's last token may be one that stops: it does not stop here
-        pace, asked, steps = Pace(self._most_steps), 1, 1
-        tokens, last, _, sampler = self.call(decode, last, at(n_last), sampler, args, first)
+        pace, asked, steps = Pace(self.most_steps), 1, 1
+        call, args = partial(self.call, form.function), form.args
+        tokens, last, extra, sampler = call(last, at(n_last), sampler, args, first)
         while steps:
-            after, following = min(pace.steps, room - asked), tokens
+            after, following = min(pace.steps, room - asked), (tokens, extra)
             if after:
                 place, more = at(n_last + asked), burst(after, stop_ids)
-                following, last, _, sampler = self.call(decode, last, place, sampler, args, more)
+                tokens_after, last, extra_after, sampler = call(last, place, sampler, args, more)
+                following = tokens_after, extra_after
             with self.kv.dropped_on_failure():
-                drawn = np.asarray(tokens)[0, :steps].tolist()
+                drawn = form.read(tokens, extra, steps)
             pace.read(steps)
-            for token in drawn:
-                if token < 0:
-                    where = len(session.tokens) - 1
-                    self.kv.drop()
-                    raise EngineError(f"the model gave no finite logits at position {where}")
-                clock.drawn()
-                if token in stop_ids:
-                    stats.finish_reason = "stop"
+            for token, mu, told in drawn:
+                if not self._take(session, token, mu, told, clock):
                     return
-                session.take(token)
-                clock.yielding()
                 yield token
-                if run != self._run:
-                    raise EngineError("this run was overtaken by another on the same engine")
-            asked, steps, tokens = asked + after, after, following
+                self.check_current(number)
+            asked, steps, (tokens, extra) = asked + after, after, following
 
-    def _sampler(self, session: Session) -> tuple[SamplerState, SamplerArgs]:
-        sampling = session.options.sampling
-        return init_state(sampling, session.recent, session.n_drawn), sampling.arrays()
+    def _constrained(self, session: Session, room: int, clock: Clock, form: Form) -> Iterator[int]:
+        """As `_decode`, one token a call: which may come next depends on the last one."""
+        constraint, number, sampler = session.constraint, self.number, form.sampler
+        assert constraint is not None
+        position = len(session.tokens) - 1
+        last = np.array([session.tokens[-1:]], np.int32)
+        clock.decode_begins()
+        for place in range(position, position + room):
+            if constraint.finished:
+                break
+            masked = form.masked(constraint.mask())
+            tokens, last, extra, sampler = self.call(
+                form.function, last, at(place), sampler, masked, burst(1)
+            )
+            with self.kv.dropped_on_failure():
+                ((token, mu, told),) = form.read(tokens, extra, 1)
+            if not self._take(session, token, mu, told, clock):
+                return
+            constraint.accept(token)
+            yield token
+            self.check_current(number)
+        if constraint.finished:
+            self.stats.finish_reason = "stop"
+
+    def _take(
+        self, session: Session, token: int, mu: float | None, told: Drawn | None, clock: Clock
+    ) -> bool:
+        """Note a token that was drawn; whether it is to be yielded, or ends the run."""
+        if token < 0:
+            self.kv.drop()
+            raise self.nothing_drawn(session)
+        clock.drawn()
+        if token in session.options.stop_ids:
+            self.stats.finish_reason = "stop"
+            return False
+        session.take(token, mu)
+        clock.yielding()
+        if told is not None and session.watch is not None:
+            session.watch.tell(told)
+        return True
+
+    def nothing_drawn(self, session: Session) -> EngineError:
+        """Why no token follows those of a session."""
+        position, why = len(session.tokens) - 1, ""
+        if session.options.bias or session.options.constrained:
+            why = ", or logit_bias and the constraint leave no token"
+        return EngineError(f"the model gave no finite logits at position {position}{why}")
+
+    def check_current(self, number: int) -> None:
+        """EngineError if another run has begun since that of this number."""
+        if number != self.number:
+            raise EngineError("this run was overtaken by another on the same engine")
 
     def _bucket_after(self, n_reused: int, n_tokens: int) -> int:
         """The bucket for what is left of a prompt.

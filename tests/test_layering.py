@@ -28,7 +28,7 @@ LAYERS = (
     "template_sandbox",
     "chat_template",
     "host memory usage",  # the machine, and the user's cache
-    "flag_table",
+    "prompt_file flag_table",
     # where models come from
     "sources.transfer sources.split",
     "sources.record sources.lock",
@@ -46,8 +46,9 @@ LAYERS = (
     "spm pretokenizer",
     "bpe",
     "tokenizer",
-    "stop_strings",
-    "prompt",
+    "stop_strings constraint",
+    "prompt thinking",
+    "transcript",
     # weights and their product
     "quant.formats.base quant.formats.codebooks quant.formats.grids",
     "quant.formats.*",
@@ -81,25 +82,38 @@ LAYERS = (
     "model.load",
     "model",
     # the sampler
+    "sampling.args sampling.order sampling.seed",
     "sampling.params",
     "sampling.state sampling.candidates",
     "sampling.draw sampling.penalties sampling.temperature sampling.top_k sampling.top_p "
-    "sampling.min_p",
+    "sampling.min_p sampling.dry sampling.top_n_sigma sampling.typical sampling.mirostat "
+    "sampling.logprobs",
+    "sampling.xtc",
     "sampling.chain",
+    "sampling.extended",
     "sampling",
     # what is built on them
-    "context run_stats state_file",
-    "programs",
+    "context run_stats state_file presets sampling_flags burst",
+    "decode_extended",
+    "programs run_options",
     "kv_store",
     "session",
+    "decode_form",
     "runner",
+    "batch logit_rows",
     "engine",
+    "text_options",
     "language_model",
+    "conversation json_lines",
     "metadata_report",
-    "command model_flags",
-    "model_command generate_flags",
-    "model_report models_flags",
+    "model_report models_flags command model_flags",
+    "model_command output_flags",
     "models",
+    "generate_flags",
+    "prompt_history chat_session chat_flags",
+    "chat_input chat_turns",
+    "chat_commands",
+    "chat",
     "generate",
     "quantize_mix",
     "quantize_choice",
@@ -112,7 +126,16 @@ LAYERS = (
     "bench",
     "",  # minfer_jax itself
 )
-TEXT_SIDE = ("gguf", "tokenizer", "chat_template", "sources", "prompt", "stop_strings")
+TEXT_SIDE = (
+    "gguf",
+    "tokenizer",
+    "chat_template",
+    "sources",
+    "prompt",
+    "transcript",
+    "thinking",
+    "stop_strings",
+)
 NEVER = {  # these modules, and those below them -> never import these, nor those below them
     "sampling": ("model", "engine"),
     "model": ("sampling", "tokenizer", "engine"),
