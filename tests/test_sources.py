@@ -11,6 +11,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from minfer_jax.sources import (
     ALIASES,
@@ -400,6 +402,29 @@ def test_what_is_no_model(cache, tmp_path, monkeypatch, ref, message):
     with pytest.raises(SourceError, match=message) as caught:
         resolve(ref)
     assert "\n" not in str(caught.value)
+
+
+_STARTS = ("", "hf:", "HF:a/b", "hf:a/b@", "hf:a/b:", "ollama:", "ollama:a:", "https://", "http:",
+           "https://u:p@h:1/", "pypi:", "pypi:a==1/", "~", "./")  # fmt: skip
+_ODD = st.text(st.sampled_from("a/.:@%?#\\\0\n -_=~[]1\xe9\udcff"), max_size=30)
+
+
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    start=st.sampled_from(_STARTS),
+    middle=_ODD | st.text(max_size=30) | st.just("x" * 300),
+    end=st.sampled_from(("", ".gguf", "-00002-of-00003.gguf", "-00001-of-99999.gguf", "?x=.gguf")),
+)
+def test_whatever_is_typed_it_is_told_in_a_line_and_nothing_is_written(
+    model_folder, monkeypatch, start, middle, end
+):
+    monkeypatch.chdir(model_folder.parent)
+    with pytest.raises(SourceError) as caught:
+        resolve(start + middle + end, may_fetch=False)
+    assert "\n" not in str(caught.value)
+    assert list(model_folder.parent.iterdir()) == []
 
 
 def test_a_folder_s_files_are_shown(tmp_path):

@@ -39,7 +39,7 @@ def expanded(path: str) -> Path:
     """A path with the home folder in the place of its `~`."""
     try:
         return Path(path).expanduser()
-    except RuntimeError as error:  # no such user, or a user without a home
+    except (RuntimeError, ValueError) as error:  # no such user, no home, or no name of one
         raise SourceError(
             f"{quoted(path)}: the home folder is not known; set HOME, or MINFER_MODEL_DIR to the"
             " folder for models"

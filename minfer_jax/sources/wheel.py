@@ -114,7 +114,8 @@ def is_here(wanted: WheelFile, path: Path) -> bool:
     """Whether a file is at a path, at the size that it should have as far as that is known."""
     record = read_record(path)
     size = wanted.size if record is None else wanted.size or record.size
-    return path.is_file() and size in (None, path.stat().st_size)
+    # os.path's: a Path raises an OSError where a name is too long
+    return os.path.isfile(path) and size in (None, path.stat().st_size)
 
 
 def _download(requirements: list[str], wheels: Path, working: Path) -> None:
