@@ -10,7 +10,7 @@ from pathlib import Path
 
 from minfer_jax.sources import ollama
 from minfer_jax.sources.aliases import ALIASES
-from minfer_jax.sources.folder import files_below, model_dir, model_files, parts_of
+from minfer_jax.sources.folder import files_below, model_dir
 from minfer_jax.sources.hub_cache import (
     digest_of,
     files_of,
@@ -21,7 +21,7 @@ from minfer_jax.sources.hub_cache import (
 from minfer_jax.sources.hub_choice import HubModel, models_among
 from minfer_jax.sources.record import PART, read_record, source_of
 from minfer_jax.sources.references import resolve
-from minfer_jax.sources.split import SUFFIX, all_parts, base_name
+from minfer_jax.sources.split import SUFFIX, all_parts, models_of
 from minfer_jax.sources.transfer import SourceError, quoted
 
 CACHE, HUB, STORE, UNFINISHED = "cache", "hub", "ollama", "unfinished"
@@ -91,21 +91,17 @@ def _place(path: Path) -> Path:
 
 def _in_cache() -> Iterator[CachedModel]:
     folder = model_dir()
-    aliases = {Path(row.file_name): alias for alias, row in ALIASES.items()}
-    for first in model_files(folder):
-        files = tuple(parts_of(folder / first))
-        if not files or len(files) < len(all_parts(first.name)):
-            continue  # a link to nothing, or a split that is not whole
+    aliases = {row.file_name: alias for alias, row in ALIASES.items()}
+    for base, names in models_of(map(Path.as_posix, files_below(folder, SUFFIX))).items():
+        files = tuple(folder / name for name in names)
         records = [read_record(path) for path in files]
-        source = None if records[0] is None else records[0].source
-        alias = aliases.get(first)
+        digests = tuple(None if record is None else record.sha256 for record in records)
+        alias = aliases.get(names[0])
         yield CachedModel(
-            reference=alias or source or base_name(first.as_posix()),
+            reference=alias or (records[0].source if records[0] else base),
             owner=CACHE,
             files=files,
-            digests=(ALIASES[alias].sha256,)
-            if alias
-            else tuple(None if record is None else record.sha256 for record in records),
+            digests=digests if alias is None else (ALIASES[alias].sha256,),
         )
 
 
@@ -138,10 +134,10 @@ def _unfinished() -> Iterator[CachedModel]:
     found: dict[str, list[Path]] = {}
     for path in (*parts, *partial_files()):
         found.setdefault(source_of(path) or path.name, []).append(path)
-    for path in files_below(folder, SUFFIX):
-        record = read_record(folder / path)
-        if record and len(parts_of(folder / path)) < len(all_parts(path.name)):
-            found.setdefault(record.source, []).append(folder / path)
+    for path in files_below(folder, SUFFIX):  # parts of a split, without the others
+        source = source_of(folder / path)
+        if source and not all(map(os.path.exists, map(folder.joinpath, all_parts(str(path))))):
+            found.setdefault(source, []).append(folder / path)
     for source, paths in found.items():
         files = tuple(sorted(paths))
         yield CachedModel(

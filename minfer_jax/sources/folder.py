@@ -52,17 +52,7 @@ def files_below(folder: Path, ending: str) -> list[Path]:
     for parent, folders, names in islice(os.walk(folder), _MAX_FOLDERS):
         folders[:] = [name for name in folders if not name.startswith(".")]  # being fetched
         paths += [Path(parent, name) for name in names if name.endswith(ending)]
-    return sorted(path.relative_to(folder) for path in paths)
-
-
-def model_files(folder: Path) -> list[Path]:
-    """The .gguf files below a folder, relative to it; of a split model, the first part."""
-    return [p for p in files_below(folder, SUFFIX) if first_part(p.stem) == p.stem]
-
-
-def parts_of(first: Path) -> list[Path]:
-    """The files of a model that are there."""
-    return [path for name in all_parts(first.name) if (path := first.with_name(name)).exists()]
+    return sorted(path.relative_to(folder) for path in paths if os.path.exists(path))
 
 
 def listed(names: Iterable[str]) -> str:
@@ -87,13 +77,13 @@ def named(ref: str, forms: str) -> Path:
         SourceError: No file has the name, or several have, or the file is not whole.
     """
     folder = model_dir()
-    files = model_files(folder)
+    files = [path for path in files_below(folder, SUFFIX) if first_part(path.stem) == path.stem]
     name = first_part(ref.removesuffix(SUFFIX))
     exact = [path for path in files if name in _names(path)]
     found = exact or [path for path in files if path.name.startswith(ref)]
     if len(found) == 1:
-        for part in parts_of(folder / found[0]):
-            check_size(part)
+        for part in map(found[0].with_name, all_parts(found[0].name)):
+            check_size(folder / part)
         return folder / found[0]
     if found:
         raise SourceError(
