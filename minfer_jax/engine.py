@@ -31,11 +31,13 @@ from minfer_jax.kv_store import LAYOUT
 from minfer_jax.model.config import MAX_POSITIONS, ModelConfig
 from minfer_jax.model.params import Params
 from minfer_jax.programs import Compile, all_logits, burst, decode, prefill, program_name
+from minfer_jax.prompt_lookup import PromptLookup
 from minfer_jax.run_stats import RunStats
 from minfer_jax.runner import Runner, at, padded
 from minfer_jax.sampling import SamplingParams, init_state
 from minfer_jax.sampling.state import WINDOW
 from minfer_jax.session import Expected, RunOptions, Session, Snapshot, to_parts
+from minfer_jax.speculation import Drafter
 
 
 class Engine:
@@ -83,6 +85,8 @@ class Engine:
         context_shift: bool = False,
         n_keep: int = 0,
         reuse: bool = True,
+        draft_ngram: bool | int = False,
+        draft: Drafter | None = None,
         repeat_penalty: float = 1.0,
         **sampling: float,
     ) -> Iterator[int]:
@@ -97,16 +101,22 @@ class Engine:
             n_keep: tokens at the beginning that no shift drops; all of the prompt if negative.
             reuse: take over what the KV state holds of the prompt's beginning. The numbers are the
                 same but for rounding: chunks are cut elsewhere.
+            draft_ngram: guess what follows from where the text went so before, and check several
+                guesses in one call, where that is faster. The tokens are the same, to the last bit
+                with the kernels. A number is the most guesses that one call checks (7 otherwise).
+            draft: guesses by other means, such as a `DraftModel`.
             repeat_penalty: as in SamplingParams, but off unless given: tokens are what the model
                 says.
             **sampling: further fields of SamplingParams.
 
         Raises:
             EngineError: the prompt is empty, too long, or holds ids outside the vocabulary;
-                max_tokens is negative; it, n_keep or a stop id is no integer; the model gives no
-                finite logits; another run has begun meanwhile.
+                max_tokens is negative; it, n_keep or a stop id is no integer; draft_ngram is out of
+                range, or given beside draft; the model gives no finite logits; another run has
+                begun meanwhile.
             ValueError: a sampling value is out of its range.
         """
+        drafter = _drafter(draft_ngram, draft)
         chosen = SamplingParams(repeat_penalty=repeat_penalty, **sampling)  # pyright: ignore
         ids = self._checked(token_ids)
         stops, n_keep = {whole("a stop id", i) for i in stop_ids}, whole("n_keep", n_keep)
@@ -116,21 +126,30 @@ class Engine:
             context_shift=bool(context_shift),
             n_keep=len(ids) if n_keep < 0 else min(n_keep, MAX_POSITIONS),
         )
-        return self._begin(ids.tolist(), options, whole("max_tokens", max_tokens, 0), reuse)
+        max_tokens = whole("max_tokens", max_tokens, 0)
+        return self._begin(ids.tolist(), options, max_tokens, reuse, drafter)
 
-    def continue_tokens(self, max_tokens: int = MAX_TOKENS) -> Iterator[int]:
+    def continue_tokens(
+        self,
+        max_tokens: int = MAX_TOKENS,
+        *,
+        draft_ngram: bool | int = False,
+        draft: Drafter | None = None,
+    ) -> Iterator[int]:
         """Tokens that the latest run, or the one that was restored, would have yielded next.
 
         It goes on as it was begun: with the same sampling values, draws, stop ids and policy.
 
         Args:
             max_tokens: how many more to draw at most.
+            draft_ngram, draft: as for `generate_tokens`.
 
         Raises:
             EngineError: there is no run to continue, or as for `generate_tokens`.
         """
         self._held()
-        return self._continue(whole("max_tokens", max_tokens, 0))
+        drafter = _drafter(draft_ngram, draft)
+        return self._continue(whole("max_tokens", max_tokens, 0), drafter)
 
     def logits(
         self, token_ids: Sequence[int], chunk: int | None = None
@@ -280,7 +299,12 @@ class Engine:
         return self._runner.kv.layers(kind)
 
     def _begin(
-        self, ids: list[int], options: RunOptions, max_tokens: int, reuse: bool
+        self,
+        ids: list[int],
+        options: RunOptions,
+        max_tokens: int,
+        reuse: bool,
+        drafter: Drafter | None,
     ) -> Iterator[int]:
         """A run from a prompt; it begins with its first token."""
         held = self._session
@@ -288,19 +312,19 @@ class Engine:
         session = Session(
             options=options, tokens=ids, recent=ids[-WINDOW:], n_rows=min(n, len(ids) - 1)
         )
-        yield from self._go_on(session, max_tokens)
+        yield from self._go_on(session, max_tokens, drafter)
 
-    def _go_on(self, session: Session, max_tokens: int) -> Iterator[int]:
+    def _go_on(self, session: Session, max_tokens: int, drafter: Drafter | None) -> Iterator[int]:
         self._runner.begin(self.params)
         if max_tokens:
             self._session = session
-            yield from self._runner.run(session, max_tokens)
+            yield from self._runner.run(session, max_tokens, drafter)
         else:
             self._runner.stats = RunStats(n_prompt=len(session.tokens))
 
-    def _continue(self, max_tokens: int) -> Iterator[int]:
+    def _continue(self, max_tokens: int, drafter: Drafter | None) -> Iterator[int]:
         """The run that is held when the first token is asked for."""
-        yield from self._go_on(self._held(), max_tokens)
+        yield from self._go_on(self._held(), max_tokens, drafter)
 
     def _held(self) -> Session:
         if self._session is None:
@@ -326,3 +350,12 @@ class Engine:
         ids = checked_ids(token_ids, self.cfg.n_vocab)
         check_prompt_fits(len(ids), self.n_ctx, self.cfg.n_ctx_train)
         return ids
+
+
+def _drafter(draft_ngram: bool | int, draft: Drafter | None) -> Drafter | None:
+    """Where guesses come from; None for nowhere."""
+    if draft_ngram is False:
+        return draft
+    if draft is not None:
+        raise EngineError("draft_ngram and draft are both given: choose one")
+    return PromptLookup() if draft_ngram is True else PromptLookup(draft_ngram)

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from minfer_jax import compile_cache, memory, sources
-from minfer_jax.context import CHUNK, MAX_TOKENS, N_CTX
+from minfer_jax.context import CHUNK, MAX_TOKENS, N_CTX, EngineError
+from minfer_jax.draft_model import USUAL, DraftModel, check_same_vocabulary
 from minfer_jax.engine import Engine
 from minfer_jax.gguf import GGUFFile, open_gguf
 from minfer_jax.model.config import ModelConfig
@@ -17,6 +18,7 @@ from minfer_jax.model.params import Params
 from minfer_jax.prompt import Messages, encode_prompt
 from minfer_jax.run_stats import RunStats
 from minfer_jax.sampling import SamplingParams
+from minfer_jax.speculation import Drafter
 from minfer_jax.stop_strings import StopStrings
 from minfer_jax.stream_decoder import StreamDecoder
 from minfer_jax.tokenizer import Tokenizer, TokenizerError
@@ -108,6 +110,23 @@ class LanguageModel:
         tokenizer = self._known_tokenizer()
         return encode_prompt(self.file, tokenizer, prompt, system=system, template=template)
 
+    def drafter(self, model: "LanguageModel", most: int = USUAL) -> DraftModel:
+        """A smaller model as `draft` of `stream` and `generate`: it guesses, and this one checks.
+
+        Args:
+            model: the smaller one, which runs nothing else meanwhile.
+            most: guesses that one call checks at most.
+
+        Raises:
+            ValueError: it is this model, its vocabulary is another, or most is out of range
+                (EngineError); one of the two has no tokenizer (TokenizerError).
+        """
+        if model.engine is self.engine:
+            raise EngineError("a model cannot draft for itself: load a smaller one beside it")
+        vocabs = [m._known_tokenizer().vocab.tokens for m in (self, model)]
+        check_same_vocabulary(*vocabs)
+        return DraftModel(model.engine, most)
+
     def stream(
         self,
         prompt: str | Messages,
@@ -118,6 +137,8 @@ class LanguageModel:
         template: bool | None = None,
         context_shift: bool = False,
         n_keep: int = 0,
+        draft_ngram: bool | int = False,
+        draft: Drafter | None = None,
         **sampling: float,
     ) -> Iterator[str]:
         """The answer, piece by piece.
@@ -131,6 +152,9 @@ class LanguageModel:
             context_shift: go on when the context is full; see `Engine.generate_tokens`.
             n_keep: tokens of the prompt, after BOS where it has one, that no shift drops; all of it
                 if negative.
+            draft_ngram: see `Engine.generate_tokens`; the text is the same, and comes faster where
+                it repeats itself or the prompt.
+            draft: from `drafter`.
             **sampling: fields of SamplingParams, with its defaults.
 
         Yields:
@@ -145,6 +169,8 @@ class LanguageModel:
             stop=stop,
             context_shift=context_shift,
             n_keep=n_keep,
+            draft_ngram=draft_ngram,
+            draft=draft,
             **sampling,
         )
 
@@ -156,6 +182,8 @@ class LanguageModel:
         stop: Sequence[str] | str = (),
         context_shift: bool = False,
         n_keep: int = 0,
+        draft_ngram: bool | int = False,
+        draft: Drafter | None = None,
         **sampling: float,
     ) -> Iterator[str]:
         """As `stream`, for a prompt that is tokens already."""
@@ -167,6 +195,8 @@ class LanguageModel:
             stop_ids=tokenizer.eog_ids,
             context_shift=context_shift,
             n_keep=n_keep + tokenizer.add_bos if n_keep >= 0 else n_keep,  # as llama.cpp counts
+            draft_ngram=draft_ngram,
+            draft=draft,
             **chosen,  # pyright: ignore
         )
         return self._text(tokens, tokenizer.stream_decoder(continues=True), StopStrings(stop))

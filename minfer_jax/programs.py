@@ -1,4 +1,4 @@
-"""The programs that an engine runs: three pure functions, each compiled for a number of tokens.
+"""The programs that an engine runs: four pure functions, each compiled for a number of tokens.
 
 This is the one place that jits the model. What differs from run to run is data, so a program is
 compiled once for its shape.
@@ -117,6 +117,54 @@ def decode(
     return kv_state, tokens, last, logits, sampler
 
 
+def verify(
+    params: Params,
+    token_ids: Int[Array, "1 T"],
+    positions: Int[Array, "1 T"],
+    kv_state: KVState,
+    sampler: SamplerState,
+    args: SamplerArgs,
+    *,
+    cfg: ModelConfig,
+) -> tuple[KVState, Int[Array, "1 T"]]:
+    """Run a token and guesses of those after it at once, and draw for as long as they are right.
+
+    A draw depends on logits, seed, number of draws and latest tokens: what is drawn is what
+    `decode` would draw, at any temperature. Rows of wrong guesses stay in the KV state: the next
+    call writes over the first of them, and the others are hidden by their position until then.
+
+    Args:
+        token_ids: the last token, then up to T - 1 guesses.
+        positions: -1 where there are fewer.
+
+    Returns:
+        (KV state, the tokens drawn). The last of them is the first that is not as guessed, or the
+        one after all guesses; -1 follows.
+    """
+    n = token_ids.shape[1]
+    logits, kv_state = forward(
+        params, token_ids, positions, kv_state, cfg=cfg, n_out=n, stepwise=True
+    )
+    guesses = jnp.where(positions < 0, -1, token_ids)[:, 1:]
+
+    def goes_on(carry: tuple) -> Array:
+        row, tokens, _ = carry
+        before = jnp.maximum(row - 1, 0)
+        drawn, guess = tokens[0, before], guesses[0, jnp.minimum(before, n - 2)]
+        return (row == 0) | (row < n) & (drawn == guess) & (guess >= 0)
+
+    def one(carry: tuple) -> tuple:
+        row, tokens, sampler = carry
+        here = lax.dynamic_index_in_dim(logits, row, axis=1, keepdims=False)
+        token, sampler = sample(here, sampler, args)
+        tokens = lax.dynamic_update_slice(tokens, token[:, None], (jnp.int32(0), row))
+        return row + 1, tokens, sampler
+
+    tokens = jnp.full((1, n), -1, jnp.int32)
+    _, tokens, _ = lax.while_loop(goes_on, one, (jnp.int32(0), tokens, sampler))
+    return kv_state, tokens
+
+
 def all_logits(
     params: Params,
     token_ids: Int[Array, "B T"],
@@ -132,7 +180,7 @@ def all_logits(
 
 
 # How a program's name begins; the number of tokens follows where it varies.
-_NAMES = {prefill: "prefill", decode: "decode", all_logits: "logits"}
+_NAMES = {prefill: "prefill", decode: "decode", verify: "verify", all_logits: "logits"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +227,7 @@ class Programs:
         """Make sure that a function is compiled for so many tokens.
 
         Args:
-            function: prefill, decode or all_logits.
+            function: prefill, decode, verify or all_logits.
             params: weights, on one device.
             n_tokens: T.
             *rest: what the function takes after the KV state.

@@ -3,20 +3,23 @@
 The one place that calls the compiled programs with a text: `Engine` says what to run.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import numpy as np
 from jaxtyping import Array
 
-from minfer_jax.context import EngineError, buckets, shifted
+from minfer_jax.context import EngineError, buckets, common_prefix, shifted
 from minfer_jax.kv_store import KVStore
 from minfer_jax.model.config import ModelConfig
 from minfer_jax.model.params import Params
-from minfer_jax.programs import BURST, Programs, burst, decode, prefill
+from minfer_jax.programs import BURST, Programs, burst, decode, prefill, verify
 from minfer_jax.run_stats import Clock, Pace, RunStats
 from minfer_jax.sampling import SamplerArgs, SamplerState, init_state
 from minfer_jax.session import Session
+from minfer_jax.speculation import Drafter, Plan
+
+SHORT = 4  # tokens that follow what is held: decode has run them before a prefill has run 32
 
 
 class Runner:
@@ -55,26 +58,32 @@ class Runner:
             self.kv.drop()
             self.params = params
 
-    def run(self, session: Session, max_tokens: int) -> Iterator[int]:
+    def run(self, session: Session, max_tokens: int, drafter: Drafter | None) -> Iterator[int]:
         """Tokens that follow a session's, which they are added to.
 
         Args:
             session: after `begin`; `n_rows` of its tokens are in the KV state, if that is not lost.
             max_tokens: how many to draw at most, 1 or more.
+            drafter: guesses what follows, to be checked several at once; the tokens are the same.
 
         Raises:
             EngineError: the model gives no finite logits; another run has begun meanwhile.
         """
         stats = self.stats = RunStats(n_prompt=len(session.tokens))
         clock = Clock(stats)
+        # Wrong guesses lie in a ring's slots too, of which there are `chunk` beyond the window.
+        plan = None if drafter is None else Plan(drafter, self.buckets[-1])
         while stats.n_generated < max_tokens:
             if len(session.tokens) > self.n_ctx:
                 if not session.options.context_shift:
                     return
                 self._shift(session)
             room = min(max_tokens - stats.n_generated, self.n_ctx - len(session.tokens) + 1)
-            self._prefill(session, clock)
-            yield from self._decode(session, room, clock)
+            self._prefill(session, clock, () if plan is None else plan.sizes)
+            if plan is None:
+                yield from self._decode(session, room, clock)
+            else:
+                yield from self._speculate(session, room, clock, plan)
             if stats.finish_reason == "stop":
                 return
 
@@ -95,36 +104,47 @@ class Runner:
         session.tokens = shifted(session.tokens, self.n_ctx, session.options.n_keep)
         self.stats.n_dropped += before - len(session.tokens)
 
-    def _prefill(self, session: Session, clock: Clock) -> None:
+    def _prefill(self, session: Session, clock: Clock, verified: Sequence[int]) -> None:
         """Run all tokens but the last; compile first what this run needs.
 
         The last goes through decode, as every later one does: so the prefill needs neither the
-        output layer nor the sampler.
+        output layer nor the sampler. A few that follow what is held go that way too.
+
+        Args:
+            session: the text.
+            clock: of the run.
+            verified: tokens of the calls that will check guesses.
         """
         stats, compiled = self.stats, self.programs.seconds
         session.n_rows = self.kv.usable(session.n_rows)
         if not stats.n_generated:
             stats.n_reused = session.n_rows
         ids = np.array(session.tokens[:-1], np.int32)
-        bucket = self._bucket_after(session.n_rows, len(ids))
-        if session.n_rows < len(ids):
+        short = session.n_rows > 0 and len(ids) - session.n_rows <= SHORT
+        bucket = 1 if short else self._bucket_after(session.n_rows, len(ids))
+        if session.n_rows < len(ids) and not short:
             self.programs.compile(prefill, self.params, bucket)
         rest = self._sampler(session)
         self.programs.compile(decode, self.params, 1, *rest, burst(1))
+        for size in verified:
+            self.programs.compile(verify, self.params, size, *rest)
         stats.compile_seconds += self.programs.seconds - compiled
         self.kv.keep(session.n_rows)
 
         clock.prefill_begins()
         for start in range(session.n_rows, len(ids), bucket):
             part = ids[start : start + bucket]
-            self.call(prefill, *padded(part, start, bucket))
+            if short:  # what it draws is of no use
+                self.call(decode, part[None], at(start), *rest, burst(1))
+            else:
+                self.call(prefill, *padded(part, start, bucket))
             session.n_rows = start + len(part)
         with self.kv.dropped_on_failure():
             jax.block_until_ready(self.kv.state)
 
     def _decode(self, session: Session, room: int, clock: Clock) -> Iterator[int]:
         """Yield up to `room` tokens after those of the session."""
-        run, stats = self._run, self.stats
+        stats = self.stats
         sampler, args = self._sampler(session)
         stop_ids = session.options.stop_ids
         n_last = len(session.tokens) - 1
@@ -143,21 +163,56 @@ class Runner:
             with self.kv.dropped_on_failure():
                 drawn = np.asarray(tokens)[0, :steps].tolist()
             pace.read(steps)
-            for token in drawn:
-                if token < 0:
-                    where = len(session.tokens) - 1
-                    self.kv.drop()
-                    raise EngineError(f"the model gave no finite logits at position {where}")
-                clock.drawn()
-                if token in stop_ids:
-                    stats.finish_reason = "stop"
-                    return
-                session.take(token)
-                clock.yielding()
-                yield token
-                if run != self._run:
-                    raise EngineError("this run was overtaken by another on the same engine")
+            yield from self._take(drawn, session, clock)
+            if stats.finish_reason == "stop":
+                return
             asked, steps, tokens = asked + after, after, following
+
+    def _take(self, drawn: Sequence[int], session: Session, clock: Clock) -> Iterator[int]:
+        """Yield tokens that were drawn, up to one that stops."""
+        run, stats = self._run, self.stats
+        for token in drawn:
+            if token < 0:
+                where = len(session.tokens) - 1
+                self.kv.drop()
+                raise EngineError(f"the model gave no finite logits at position {where}")
+            clock.drawn()
+            if token in session.options.stop_ids:
+                stats.finish_reason = "stop"
+                return
+            session.take(token)
+            clock.yielding()
+            yield token
+            if run != self._run:
+                raise EngineError("this run was overtaken by another on the same engine")
+
+    def _speculate(self, session: Session, room: int, clock: Clock, plan: Plan) -> Iterator[int]:
+        """As `_decode`; guesses of what comes are checked, several at once, while that pays."""
+        stats = self.stats
+        end = stats.n_generated + room
+        plan.begin(session.tokens)
+        clock.decode_begins()
+        while stats.n_generated < end and stats.finish_reason != "stop":
+            left, n = end - stats.n_generated, len(session.tokens)
+            guesses = plan.draft(left - 1)
+            size = plan.size(len(guesses)) if guesses else 0
+            if size:
+                yield from self._take(self._verify(session, guesses, size), session, clock)
+            else:
+                yield from self._decode(session, min(left, plan.stretch), clock)
+            plan.drew(session.tokens[n:], size)
+
+    def _verify(self, session: Session, guesses: Sequence[int], size: int) -> list[int]:
+        """The tokens that follow, of one call of that size: as many as the guesses were right."""
+        n_last = len(session.tokens) - 1
+        ids = np.array([session.tokens[-1], *guesses], np.int32)
+        (tokens,) = self.call(verify, *padded(ids, n_last, size), *self._sampler(session))
+        with self.kv.dropped_on_failure():
+            drawn = np.asarray(tokens)[0].tolist()
+        n_right = common_prefix(drawn, guesses)
+        self.stats.n_drafted += len(guesses)
+        self.stats.n_accepted += n_right
+        return drawn[: n_right + 1]
 
     def _sampler(self, session: Session) -> tuple[SamplerState, SamplerArgs]:
         sampling = session.options.sampling
