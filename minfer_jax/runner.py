@@ -15,7 +15,7 @@ from minfer_jax.model.config import ModelConfig
 from minfer_jax.model.params import Params
 from minfer_jax.programs import BURST, Programs, burst, decode, prefill, verify
 from minfer_jax.run_stats import Clock, Pace, RunStats
-from minfer_jax.sampling import SamplerArgs, SamplerState, init_state
+from minfer_jax.sampling import SamplerArgs, SamplerState, SamplingParams, init_state
 from minfer_jax.session import Session
 from minfer_jax.speculation import Drafter, Plan
 
@@ -50,6 +50,7 @@ class Runner:
         # than its window: it still holds what the last token yielded must see.
         self._most_steps = max(1, min(BURST, self.buckets[-1] // 2))
         self._run = 0
+        self._args: tuple[SamplingParams, SamplerArgs] | None = None  # those of the latest run
 
     def begin(self, params: Params) -> None:
         """Use these weights from here on. A run in progress is over."""
@@ -216,7 +217,9 @@ class Runner:
 
     def _sampler(self, session: Session) -> tuple[SamplerState, SamplerArgs]:
         sampling = session.options.sampling
-        return init_state(sampling, session.recent, session.n_drawn), sampling.arrays()
+        if self._args is None or self._args[0] != sampling:
+            self._args = sampling, sampling.arrays()
+        return init_state(sampling, session.recent, session.n_drawn), self._args[1]
 
     def _bucket_after(self, n_reused: int, n_tokens: int) -> int:
         """The bucket for what is left of a prompt.

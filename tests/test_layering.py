@@ -92,8 +92,8 @@ LAYERS = (
     "quantize_file quantize_flags",
     "quantize",
     "bench_worker bench_process bench_memory bench_bytes bench_table",  # nothing of each other
-    "bench_peer bench_compile",
-    "bench_flags bench_tests",
+    "bench_peer bench_compile bench_texts",
+    "bench_flags bench_tests bench_drafts",
     "bench_rows",
     "bench",
     "",  # minfer_jax itself
