@@ -65,6 +65,12 @@ class Form:
             for i, token in enumerate(ids)
         ]
 
+    def after(self, session: Session) -> "Form":
+        """The same, to go on from where the session is now; of one row, and not extended."""
+        sampling = session.options.sampling
+        sampler = init_state(sampling, session.recent, session.n_drawn)
+        return dataclasses.replace(self, sampler=sampler)
+
     def masked(self, *masks: np.ndarray) -> SamplerArgs | Asked:
         """The arguments under masks, one of each row."""
         assert isinstance(self.args, Asked)

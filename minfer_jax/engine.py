@@ -34,11 +34,13 @@ from minfer_jax.logit_rows import logit_rows
 from minfer_jax.model.config import MAX_POSITIONS, ModelConfig
 from minfer_jax.model.params import Params
 from minfer_jax.programs import Compile, all_logits, prefill, program_name
+from minfer_jax.prompt_lookup import PromptLookup
 from minfer_jax.run_options import Drawn, TokenConstraint, Watch, checked_options
 from minfer_jax.run_stats import RunStats
 from minfer_jax.runner import Runner
 from minfer_jax.sampling import WINDOW_EXTENDED, SamplingParams
 from minfer_jax.session import Expected, Session, Snapshot, identity_of, to_parts
+from minfer_jax.speculation import Drafter
 
 
 class Engine:
@@ -97,6 +99,8 @@ class Engine:
         n_logprobs: int = 0,
         on_drawn: Callable[[Drawn], None] | None = None,
         dry_breakers: np.ndarray | None = None,
+        draft_ngram: bool | int = False,
+        draft: Drafter | None = None,
         repeat_penalty: float = 1.0,
         **sampling: float,
     ) -> Iterator[int]:
@@ -118,6 +122,10 @@ class Engine:
             on_drawn: called with each token and how likely it was, before it is yielded.
             dry_breakers: tokens that break a sequence of DRY, as `sampling.dry.breaker_tokens`
                 gives them; None for none.
+            draft_ngram: guess what follows from where the text went so before, and check several
+                guesses in one call, where that is faster. The tokens are the same, to the last bit
+                with the kernels. A number is the most guesses that one call checks (7 otherwise).
+            draft: guesses by other means, such as a `DraftModel`.
             repeat_penalty: as in SamplingParams, but off unless given: tokens are what the model
                 says.
             **sampling: further fields of SamplingParams.
@@ -128,6 +136,7 @@ class Engine:
                 the model gives no finite logits; another run has begun meanwhile.
             ValueError: a sampling value is out of its range; no token meets the constraint.
         """
+        drafter = _drafter(draft_ngram, draft)
         session = self._new(
             token_ids,
             SamplingParams(repeat_penalty=repeat_penalty, **sampling),  # pyright: ignore
@@ -139,7 +148,7 @@ class Engine:
             logit_bias=logit_bias,
             dry_breakers=dry_breakers,
         )
-        return self._begin(session, whole("max_tokens", max_tokens, 0), reuse)
+        return self._begin(session, whole("max_tokens", max_tokens, 0), reuse, drafter)
 
     def generate_with_logprobs(
         self,
@@ -207,13 +216,20 @@ class Engine:
         n, max_tokens = checked_rows(n), whole("max_tokens", max_tokens, 0)
         return self._begin_rows(session, n, max_tokens, set() if ended is None else ended, reuse)
 
-    def continue_tokens(self, max_tokens: int = MAX_TOKENS) -> Iterator[int]:
+    def continue_tokens(
+        self,
+        max_tokens: int = MAX_TOKENS,
+        *,
+        draft_ngram: bool | int = False,
+        draft: Drafter | None = None,
+    ) -> Iterator[int]:
         """Tokens that the latest run, or the one that was restored, would have yielded next.
 
         It goes on as it was begun: with the same sampling values, draws, stop ids and policy.
 
         Args:
             max_tokens: how many more to draw at most.
+            draft_ngram, draft: as for `generate_tokens`.
 
         Raises:
             EngineError: there is no run to continue, or as for `generate_tokens`.
@@ -223,7 +239,8 @@ class Engine:
             raise EngineError(
                 "the run that was saved had a constraint, which a file does not hold: begin it anew"
             )
-        return self._continue(whole("max_tokens", max_tokens, 0))
+        drafter = _drafter(draft_ngram, draft)
+        return self._continue(whole("max_tokens", max_tokens, 0), drafter)
 
     def logits(
         self, token_ids: Sequence[int], chunk: int | None = None
@@ -376,10 +393,12 @@ class Engine:
             watch=watch,
         )
 
-    def _begin(self, session: Session, max_tokens: int, reuse: bool) -> Iterator[int]:
+    def _begin(
+        self, session: Session, max_tokens: int, reuse: bool, drafter: Drafter | None
+    ) -> Iterator[int]:
         """A run from a prompt; it begins with its first token."""
         self._take_over(session, reuse)
-        yield from self._go_on(session, max_tokens)
+        yield from self._go_on(session, max_tokens, drafter)
 
     def _begin_rows(
         self, session: Session, n: int, max_tokens: int, ended: set[int], reuse: bool
@@ -400,17 +419,17 @@ class Engine:
         n = common_prefix(held.tokens[: held.n_rows], ids) if held and reuse else 0
         session.n_rows = min(n, len(ids) - 1)
 
-    def _go_on(self, session: Session, max_tokens: int) -> Iterator[int]:
+    def _go_on(self, session: Session, max_tokens: int, drafter: Drafter | None) -> Iterator[int]:
         self._runner.begin(self.params)
         if max_tokens:
             self._session = session
-            yield from self._runner.run(session, max_tokens)
+            yield from self._runner.run(session, max_tokens, drafter)
         else:
             self._runner.stats = RunStats(n_prompt=len(session.tokens))
 
-    def _continue(self, max_tokens: int) -> Iterator[int]:
+    def _continue(self, max_tokens: int, drafter: Drafter | None) -> Iterator[int]:
         """The run that is held when the first token is asked for."""
-        yield from self._go_on(self._held(), max_tokens)
+        yield from self._go_on(self._held(), max_tokens, drafter)
 
     def _held(self) -> Session:
         if self._session is None:
@@ -421,3 +440,12 @@ class Engine:
         ids = checked_ids(token_ids, self.cfg.n_vocab)
         check_prompt_fits(len(ids), self.n_ctx, self.cfg.n_ctx_train)
         return ids
+
+
+def _drafter(draft_ngram: bool | int, draft: Drafter | None) -> Drafter | None:
+    """Where guesses come from; None for nowhere."""
+    if draft_ngram is False:
+        return draft
+    if draft is not None:
+        raise EngineError("draft_ngram and draft are both given: choose one")
+    return PromptLookup() if draft_ngram is True else PromptLookup(draft_ngram)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from minfer_jax import compile_cache, memory, sources
-from minfer_jax.context import CHUNK, MAX_TOKENS, N_CTX
+from minfer_jax.context import CHUNK, MAX_TOKENS, N_CTX, EngineError
+from minfer_jax.draft_model import USUAL, DraftModel, check_same_vocabulary
 from minfer_jax.engine import Engine
 from minfer_jax.gguf import GGUFFile, open_gguf
 from minfer_jax.model.config import ModelConfig
@@ -19,6 +20,7 @@ from minfer_jax.prompt import Messages, encode_prompt
 from minfer_jax.run_stats import RunStats
 from minfer_jax.sampling import SamplingParams
 from minfer_jax.sampling.seed import settled
+from minfer_jax.speculation import Drafter
 from minfer_jax.stop_strings import StopStrings
 from minfer_jax.stream_decoder import StreamDecoder
 from minfer_jax.text_options import token_options
@@ -114,6 +116,23 @@ class LanguageModel:
         tokenizer = self._known_tokenizer()
         return encode_prompt(self.file, tokenizer, prompt, system=system, template=template)
 
+    def drafter(self, model: "LanguageModel", most: int = USUAL) -> DraftModel:
+        """A smaller model as `draft` of `stream` and `generate`: it guesses, and this one checks.
+
+        Args:
+            model: the smaller one, which runs nothing else meanwhile.
+            most: guesses that one call checks at most.
+
+        Raises:
+            ValueError: it is this model, its vocabulary is another, or most is out of range
+                (EngineError); one of the two has no tokenizer (TokenizerError).
+        """
+        if model.engine is self.engine:
+            raise EngineError("a model cannot draft for itself: load a smaller one beside it")
+        vocabs = [m._known_tokenizer().vocab.tokens for m in (self, model)]
+        check_same_vocabulary(*vocabs)
+        return DraftModel(model.engine, most)
+
     def stream(
         self,
         prompt: str | Messages,
@@ -124,6 +143,8 @@ class LanguageModel:
         template: bool | None = None,
         context_shift: bool = False,
         n_keep: int = 0,
+        draft_ngram: bool | int = False,
+        draft: Drafter | None = None,
         **options: Any,
     ) -> Iterator[str]:
         """The answer, piece by piece.
@@ -137,6 +158,9 @@ class LanguageModel:
             context_shift: go on when the context is full; see `Engine.generate_tokens`.
             n_keep: tokens of the prompt, after BOS where it has one, that no shift drops; all of it
                 if negative.
+            draft_ngram: see `Engine.generate_tokens`; the text is the same, and comes faster where
+                it repeats itself or the prompt.
+            draft: from `drafter`.
             **options: fields of SamplingParams, with its defaults (a `seed` of None, or -1, is
                 drawn: `stats.seed` says which it was); and
 
@@ -161,6 +185,8 @@ class LanguageModel:
             stop=stop,
             context_shift=context_shift,
             n_keep=n_keep,
+            draft_ngram=draft_ngram,
+            draft=draft,
             **options,
         )
 
@@ -172,6 +198,8 @@ class LanguageModel:
         stop: Sequence[str] | str = (),
         context_shift: bool = False,
         n_keep: int = 0,
+        draft_ngram: bool | int = False,
+        draft: Drafter | None = None,
         **options: Any,
     ) -> Iterator[str]:
         """As `stream`, for a prompt that is tokens already."""
@@ -181,6 +209,8 @@ class LanguageModel:
             max_tokens,
             context_shift=context_shift,
             n_keep=n_keep + tokenizer.add_bos if n_keep >= 0 else n_keep,  # as llama.cpp counts
+            draft_ngram=draft_ngram,
+            draft=draft,
             **self._token_options(options),
         )
         return self._text(tokens, tokenizer.stream_decoder(continues=True), StopStrings(stop))

@@ -22,6 +22,7 @@ from minfer_jax.model.forward import forward
 from minfer_jax.model.kv_state import KVState, repeated
 from minfer_jax.model.params import Params
 from minfer_jax.sampling import SamplerArgs, SamplerState, sample
+from minfer_jax.verify import verify
 
 _cache_hits = 0  # of the compile cache, in this process
 
@@ -101,6 +102,7 @@ _NAMES = {
     prefill: "prefill",
     decode: "decode",
     decode_extended: "decode extended",
+    verify: "verify",
     all_logits: "logits",
 }
 
@@ -151,7 +153,7 @@ class Programs:
         """Make sure that a function is compiled for so many tokens.
 
         Args:
-            function: prefill, decode, decode_extended or all_logits.
+            function: prefill, decode, decode_extended, verify or all_logits.
             params: weights, on one device.
             n_tokens: T.
             *rest: what the function takes after the KV state.

@@ -13,6 +13,8 @@ class RunStats:
         n_reused: tokens of those that an earlier run had left in the KV state: not prefilled.
         n_generated: tokens that were yielded, of all rows.
         n_dropped: tokens that shifts of the context have dropped.
+        n_drafted: guesses that were checked, see `speculation`.
+        n_accepted: those that were right.
         prefill_seconds: until the first token was drawn; compiling and allocating are not in it.
         decode_seconds: of all decode steps, the one that drew the first token included, shifts of
             the context, and what the consumer did in between.
@@ -29,6 +31,8 @@ class RunStats:
     n_reused: int = 0
     n_generated: int = 0
     n_dropped: int = 0
+    n_drafted: int = 0
+    n_accepted: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     total_seconds: float = 0.0
@@ -41,6 +45,11 @@ class RunStats:
     def n_prefilled(self) -> int:
         """Tokens that the run began with and had to run itself."""
         return self.n_prompt - self.n_reused
+
+    @property
+    def acceptance(self) -> float:
+        """Share of the guesses that were right; 0 where none was checked."""
+        return self.n_accepted / self.n_drafted if self.n_drafted else 0.0
 
     @property
     def prefill_rate(self) -> float:
