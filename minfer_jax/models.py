@@ -18,7 +18,6 @@ from minfer_jax.gguf_header import one_line
 from minfer_jax.model_report import decimal
 from minfer_jax.models_flags import DOWNLOAD, INFO, LIST, RM, Options, help_text, parse
 from minfer_jax.sources.cached import UNFINISHED, CachedModel, cached_models, find, model_of
-from minfer_jax.sources.remove import remove
 from minfer_jax.sources.transfer import shown
 
 
@@ -86,6 +85,8 @@ def _download(options: Options) -> int:
 
 
 def _rm(options: Options) -> int:
+    from minfer_jax.sources.remove import remove  # loads huggingface_hub
+
     freed = 0
     for ref in options.models:
         model = find(ref)

@@ -248,6 +248,14 @@ def test_rm_asks_on_a_terminal(model_folder, answer, removed):
     assert path.exists() != removed
 
 
+def test_the_command_loads_nothing_slow():
+    code = (
+        "import sys, minfer_jax.models; print(*{'jax', 'tokenizers', 'httpx2'} & set(sys.modules))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "\n", "")
+
+
 def test_as_a_program(model_folder):
     command = [sys.executable, "-m", "minfer_jax.models", "info", "nothing"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=60)
