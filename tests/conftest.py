@@ -1,18 +1,24 @@
 """Settings that every test runs under."""
 
 import os
+from contextlib import closing
+from pathlib import Path
 
 # Before jax is imported: two CPU devices, to test sharding, and not the user's compile cache.
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
 os.environ.setdefault("MINFER_COMPILE_CACHE", "off")
+# Before huggingface_hub is imported: it asks for nothing that it is not told to ask for.
+os.environ["HF_HUB_DISABLE_TELEMETRY"] = os.environ["HF_HUB_DISABLE_XET"] = "1"
+os.environ["HF_HUB_DISABLE_IMPLICIT_TOKEN"] = "1"
 
 import jax
 import pytest
 
-from minfer_jax import compile_cache
+from minfer_jax import compile_cache, http_client
 from minfer_jax.compile_cache import EVERYTHING
 from minfer_jax.quant import native
 from tests.helpers.jax_settings import compile_cache_of
+from tests.helpers.servers import Server
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -28,6 +34,19 @@ def one_compile_cache(tmp_path_factory):
     """One compile cache for all runs of a module, in this process and in others."""
     with pytest.MonkeyPatch.context() as patch, compile_cache_of(None):
         patch.setenv(compile_cache.VARIABLE, str(tmp_path_factory.mktemp("compiled")))
+        yield
+
+
+@pytest.fixture(scope="session")
+def _compiled_by_commands(tmp_path_factory) -> str:
+    return str(tmp_path_factory.mktemp("compiled"))
+
+
+@pytest.fixture(scope="module")
+def cache_of_commands(_compiled_by_commands):
+    """As `one_compile_cache`, for all modules that run `tiny_models.command_model`."""
+    with pytest.MonkeyPatch.context() as patch, compile_cache_of(None):
+        patch.setenv(compile_cache.VARIABLE, _compiled_by_commands)
         yield
 
 
@@ -54,3 +73,39 @@ def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The same, of the kernels alone."""
     return _use(request.param, monkeypatch)
+
+
+@pytest.fixture
+def model_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache folder, in an account without any models; no time is lost between tries."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("MINFER_MODEL_DIR", str(tmp_path / "models"))
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "ollama"))
+    monkeypatch.setattr(http_client, "PAUSES", (0.0, 0.0, 0.0))
+    hub = tmp_path / "hub"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(hub))
+    monkeypatch.setattr("huggingface_hub.utils._cache_manager.HF_HUB_CACHE", str(hub))
+    return tmp_path / "models"
+
+
+@pytest.fixture
+def server():
+    """A web server on this machine."""
+    with closing(Server()) as running:
+        yield running
+
+
+@pytest.fixture
+def store():
+    """Where the hub's files are."""
+    with closing(Server()) as running:
+        yield running
+
+
+@pytest.fixture
+def hub(server: Server, model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
+    """`server` as huggingface_hub's server; that has read the environment when it was imported."""
+    template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.url)
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+    return server

