@@ -66,10 +66,9 @@ class Form:
         ]
 
     def after(self, session: Session) -> "Form":
-        """The same, to go on from where the session is now; of one row, and not extended."""
-        sampling = session.options.sampling
-        sampler = init_state(sampling, session.recent, session.n_drawn)
-        return dataclasses.replace(self, sampler=sampler)
+        """The same, to go on with a session of which more was drawn; of the form `decode`."""
+        state = init_state(session.options.sampling, session.recent, session.n_drawn)
+        return dataclasses.replace(self, sampler=state)
 
     def masked(self, *masks: np.ndarray) -> SamplerArgs | Asked:
         """The arguments under masks, one of each row."""
