@@ -13,17 +13,24 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from minfer_jax.conversation import Conversation
     from minfer_jax.language_model import LanguageModel, load
 
-_FROM = {"load": "language_model", "LanguageModel": "language_model"}
+_FROM = {
+    "load": "language_model",
+    "LanguageModel": "language_model",
+    "Conversation": "conversation",
+}
 _MODULES = frozenset(
     {
         "chat_template",
         "compile_cache",
+        "conversation",
         "engine",
         "gguf",
         "language_model",
         "model",
+        "presets",
         "quant",
         "sampling",
         "sources",
@@ -31,7 +38,7 @@ _MODULES = frozenset(
     }
 )
 
-__all__ = ["LanguageModel", "load"]
+__all__ = ["Conversation", "LanguageModel", "load"]
 
 
 def __getattr__(name: str) -> ModuleType | object:

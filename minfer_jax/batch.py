@@ -50,7 +50,11 @@ def draw_rows(
     Raises:
         EngineError: no memory, no finite logits, or another run has begun meanwhile.
     """
-    stats = runner.stats = RunStats(n_prompt=len(session.tokens), finish_reasons=["length"] * n)
+    stats = runner.stats = RunStats(
+        n_prompt=len(session.tokens),
+        seed=session.options.sampling.seed,
+        finish_reasons=["length"] * n,
+    )
     batch = next(size for size in SIZES if size >= n)
     _check_memory(runner, batch)
     clock, form = Clock(stats), runner.form(session, batch)

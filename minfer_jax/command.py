@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeVar
 
 import jax
+from absl import flags
 
 from minfer_jax.gguf_header import one_line
 from minfer_jax.usage import UsageError
@@ -56,6 +57,7 @@ def with_flags(
     help_text: Callable[[], str],
     parse: Callable[[Sequence[str]], Options],
     run: Callable[[Options], int],
+    help_all: Callable[[], str] | None = None,
 ) -> int:
     """Read the flags of a command and run it; its exit status, 2 for wrong usage, told in a line.
 
@@ -64,7 +66,11 @@ def with_flags(
         help_text: what --help prints.
         parse: what reads them.
         run: the command; it too may raise UsageError.
+        help_all: what --help-all prints, where there is more to say.
     """
+    if help_all is not None and any(a in ("-help-all", "--help-all") for a in argv[1:]):
+        sys.stdout.write(help_all())
+        return 0
     if any(a in ("-h", "-help", "--help") for a in argv[1:]):
         sys.stdout.write(help_text())
         return 0
@@ -72,6 +78,12 @@ def with_flags(
         return run(parse(argv))
     except UsageError as e:
         return fail(str(e), 2)
+
+
+def keep_arguments(argv: list[str]) -> list[str]:
+    """For absl, which wants its own flags parsed: those of a command are parsed by itself."""
+    flags.FLAGS(argv[:1])
+    return argv
 
 
 def say(line: str) -> None:
@@ -89,15 +101,15 @@ def fail(message: str, status: int = 1) -> int:
 def leave(run: Callable[[], int]) -> NoReturn:
     """Run a command and end the process with its exit status.
 
-    After Ctrl-C it ends at once, as jax may not survive a shutdown in mid-compile. One more, which
-    comes while the first is reported or later, ends it without a word.
+    After Ctrl-C or SIGTERM it ends at once, as jax may not survive a shutdown in mid-compile. One
+    more, which comes while the first is reported or later, ends it without a word.
     """
     try:
         status = run()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     except KeyboardInterrupt:
         os._exit(130)
-    if status == 130:
+    if status in (130, 143):
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()

@@ -18,6 +18,7 @@ from minfer_jax.model.params import Params
 from minfer_jax.prompt import Messages, encode_prompt
 from minfer_jax.run_stats import RunStats
 from minfer_jax.sampling import SamplingParams
+from minfer_jax.sampling.seed import settled
 from minfer_jax.stop_strings import StopStrings
 from minfer_jax.stream_decoder import StreamDecoder
 from minfer_jax.text_options import token_options
@@ -65,8 +66,8 @@ class LanguageModel:
     def generate_tokens(
         self, token_ids: Sequence[int], max_tokens: int = MAX_TOKENS, **options: Any
     ) -> Iterator[int]:
-        """See `Engine.generate_tokens`."""
-        return self.engine.generate_tokens(token_ids, max_tokens, **options)
+        """See `Engine.generate_tokens`; `seed` may be None, as for `stream`."""
+        return self.engine.generate_tokens(token_ids, max_tokens, **_with_seed(options))
 
     def continue_tokens(self, max_tokens: int = MAX_TOKENS) -> Iterator[int]:
         """See `Engine.continue_tokens`."""
@@ -136,7 +137,8 @@ class LanguageModel:
             context_shift: go on when the context is full; see `Engine.generate_tokens`.
             n_keep: tokens of the prompt, after BOS where it has one, that no shift drops; all of it
                 if negative.
-            **options: fields of SamplingParams, with its defaults; and
+            **options: fields of SamplingParams, with its defaults (a `seed` of None, or -1, is
+                drawn: `stats.seed` says which it was); and
 
                 logit_bias: dict of token ids, or texts of single tokens, to what is added to their
                     logits; -inf forbids one.
@@ -186,7 +188,7 @@ class LanguageModel:
     def _token_options(self, options: dict[str, Any]) -> dict[str, Any]:
         """Options of an answer as those of its tokens."""
         tokenizer = self._known_tokenizer()
-        options = {"repeat_penalty": SamplingParams.repeat_penalty, **options}
+        options = {"repeat_penalty": SamplingParams.repeat_penalty, **_with_seed(options)}
         return token_options(
             tokenizer,
             self.cfg.n_vocab,
@@ -278,6 +280,11 @@ class LanguageModel:
         for row in set(range(n)) - ended:
             texts[row] += stops[row].push(decoders[row].flush()) + stops[row].flush()
         return texts
+
+
+def _with_seed(options: dict[str, Any]) -> dict[str, Any]:
+    """The same with a seed, where one is to be drawn."""
+    return {**options, "seed": settled(options["seed"])} if "seed" in options else options
 
 
 def load(

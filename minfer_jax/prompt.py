@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from minfer_jax.chat_template import ChatTemplate
@@ -16,6 +17,20 @@ Messages = Sequence[Mapping[str, Any]]
 # A private-use character on each side of a number: stands in a message for text that looks like a
 # control token.
 _OPEN, _CLOSE = "\U000f8000", "\U000f8001"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rendered:
+    """A conversation as a template wrote it.
+
+    Attributes:
+        text: all of it, control tokens by their names.
+        literal: stretches of it, (start, stop), ascending, in which someone else than the template
+            has spelled a control token, or begun to: there it is text.
+    """
+
+    text: str
+    literal: tuple[tuple[int, int], ...]
 
 
 def has_template(file: GGUFFile) -> bool:
@@ -80,11 +95,6 @@ def encode_messages(
 ) -> list[int]:
     """Render messages and tokenize them: the template's control tokens count, a user's do not.
 
-    Text in a message that spells a control token is hidden from the template behind a stand-in, put
-    back into the rendered text, and marked there as literal. So is the beginning of one at the end
-    of a part, as templates write parts one after the other. Roles and types, which templates
-    compare, pass as they are.
-
     Args:
         template: renders the messages.
         tokenizer: knows the control tokens.
@@ -93,6 +103,29 @@ def encode_messages(
 
     Returns:
         Token ids, with BOS where the tokenizer adds it.
+    """
+    rendered = render_messages(template, tokenizer, messages, **options)
+    return tokenizer.encode(rendered.text, parse_special=True, literal=rendered.literal)
+
+
+def render_messages(
+    template: ChatTemplate, tokenizer: Tokenizer, messages: Messages, **options: Any
+) -> Rendered:
+    """Render messages, and tell which of the control tokens in the text are not the template's.
+
+    Text in a message that spells a control token is hidden from the template behind a stand-in, put
+    back into the rendered text, and marked there as literal. So is the beginning of one at the end
+    of a part, as templates write parts one after the other. Roles and types, which templates
+    compare, pass as they are.
+
+    Args:
+        template: as for `encode_messages`, and all others too.
+        tokenizer: knows the control tokens.
+        messages: what to render.
+        **options: passed on to `ChatTemplate.render`.
+
+    Raises:
+        ChatTemplateError: the template refuses the messages, or is broken.
     """
     hidden: list[str] = []
     controls = tokenizer.control_texts
@@ -138,4 +171,4 @@ def encode_messages(
             text += rest
         else:
             text += (_OPEN if i else "") + piece
-    return tokenizer.encode(text, parse_special=True, literal=literal)
+    return Rendered(text=text, literal=tuple(literal))

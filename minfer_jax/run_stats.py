@@ -18,6 +18,7 @@ class RunStats:
             the context, and what the consumer did in between.
         total_seconds: until the latest token was drawn. That first step is in both of the others.
         compile_seconds: spent on programs that this run needed first.
+        seed: of its draws; None where nothing was to be drawn.
         finish_reason: "length" (max_tokens or the context was reached), "stop", or
             "interrupted" where whoever consumes the run says so. Of several rows, "stop" where all
             of them have stopped.
@@ -32,6 +33,7 @@ class RunStats:
     decode_seconds: float = 0.0
     total_seconds: float = 0.0
     compile_seconds: float = 0.0
+    seed: int | None = None
     finish_reason: str = "length"
     finish_reasons: list[str] = field(default_factory=list)
 

@@ -81,7 +81,8 @@ class Runner:
         Raises:
             EngineError: the model gives no finite logits; another run has begun meanwhile.
         """
-        stats = self.stats = RunStats(n_prompt=len(session.tokens))
+        seed = session.options.sampling.seed
+        stats = self.stats = RunStats(n_prompt=len(session.tokens), seed=seed)
         clock = Clock(stats)
         while stats.n_generated < max_tokens:
             if len(session.tokens) > self.n_ctx:

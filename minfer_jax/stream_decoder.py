@@ -31,6 +31,11 @@ class StreamDecoder:
             data = data.removeprefix(b" ")
         return self._decoder.decode(data)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the ids so far end with a whole character."""
+        return not self._decoder.getstate()[0]
+
     def flush(self) -> str:
         """Ends the text: returns U+FFFD for a character of which some bytes are missing."""
         return self._decoder.decode(b"", final=True)

@@ -196,6 +196,7 @@ class Tokenizer:
         parse_special: bool = False,
         *,
         literal: Iterable[tuple[int, int]] = (),
+        after: int | None = None,
     ) -> list[int]:
         """Turns text into ids.
 
@@ -209,6 +210,8 @@ class Tokenizer:
                 wrote must not end a turn. User-defined tokens are found either way.
             literal: stretches of the text, (start, stop) in characters, that someone else wrote:
                 what is in them, even in part, becomes no control token.
+            after: the token that the text goes on from, if it begins nowhere: then there is no BOS
+                or EOS, and the vocabulary's space in front only where that token is a special one.
 
         Returns:
             Ids, each of them in [0, n_vocab).
@@ -216,7 +219,7 @@ class Tokenizer:
         text = re.sub("[\ud800-\udfff]", "\ufffd", text)
         tokens = self.special if parse_special else self.user_defined
         ids: list[int] = []
-        after_special = True
+        after_special = after is None or any(token.token_id == after for token in self.special)
         for piece in split_special(text, tokens, literal):
             if isinstance(piece, int):
                 ids.append(piece)
@@ -225,6 +228,8 @@ class Tokenizer:
                 prefix = " " if self.add_space_prefix and after_special else ""
                 ids += self.encoder.encode(prefix + piece)
                 after_special = False
+        if after is not None:
+            return ids
 
         bos_id, eos_id = self.bos_id, self.eos_id
         if self.add_bos if add_bos is None else add_bos:

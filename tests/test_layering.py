@@ -28,8 +28,7 @@ LAYERS = (
     "template_sandbox",
     "chat_template",
     "host memory usage",  # the machine, and the user's cache
-    "flag_table",
-    "transfer split_files",
+    "prompt_file flag_table transfer split_files",
     "file_record",
     "wheel_fetch",
     "model_folder http_client",
@@ -43,7 +42,8 @@ LAYERS = (
     "bpe",
     "tokenizer",
     "stop_strings constraint",
-    "prompt",
+    "prompt thinking",
+    "transcript",
     # weights and their product
     "quant.formats.base quant.formats.codebooks quant.formats.grids",
     "quant.formats.*",
@@ -77,7 +77,7 @@ LAYERS = (
     "model.load",
     "model",
     # the sampler
-    "sampling.args sampling.order",
+    "sampling.args sampling.order sampling.seed",
     "sampling.params",
     "sampling.state sampling.candidates",
     "sampling.draw sampling.penalties sampling.temperature sampling.top_k sampling.top_p "
@@ -88,7 +88,7 @@ LAYERS = (
     "sampling.extended",
     "sampling",
     # what is built on them
-    "context run_stats state_file burst",
+    "context run_stats state_file presets sampling_flags burst",
     "decode_extended",
     "programs run_options",
     "kv_store",
@@ -99,12 +99,16 @@ LAYERS = (
     "engine",
     "text_options",
     "language_model",
+    "conversation json_lines",
     "metadata_report",
-    "command model_flags",
-    "model_command generate_flags",
-    "cached_models model_report models_flags",
-    "remove_model",
+    "cached_models model_report models_flags command model_flags",
+    "model_command output_flags remove_model",
     "models",
+    "generate_flags",
+    "prompt_history chat_session chat_flags",
+    "chat_input chat_turns",
+    "chat_commands",
+    "chat",
     "generate",
     "quantize_mix",
     "quantize_choice",
@@ -117,7 +121,16 @@ LAYERS = (
     "bench",
     "",  # minfer_jax itself
 )
-TEXT_SIDE = ("gguf", "tokenizer", "chat_template", "sources", "prompt", "stop_strings")
+TEXT_SIDE = (
+    "gguf",
+    "tokenizer",
+    "chat_template",
+    "sources",
+    "prompt",
+    "transcript",
+    "thinking",
+    "stop_strings",
+)
 NEVER = {  # these modules, and those below them -> never import these, nor those below them
     "sampling": ("model", "engine"),
     "model": ("sampling", "tokenizer", "engine"),

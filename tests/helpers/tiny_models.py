@@ -22,7 +22,7 @@ from minfer_jax.model.load import load_model
 from minfer_jax.model.params import Params
 from minfer_jax.model.registry import ARCHS
 from minfer_jax.vocab import CONTROL, NORMAL
-from tests.helpers.gguf_builder import build_gguf
+from tests.helpers.gguf_builder import build_gguf, dense
 from tests.helpers.tiny_options import DEFAULTS, Options
 from tests.helpers.tiny_tensors import tensors
 from tests.helpers.vocabs import tiny_bpe
@@ -75,6 +75,28 @@ def tiny_text_model(arch: str = "llama", **overrides: Any) -> bytes:
     metadata = {**tokenizer, "tokenizer.chat_template": CHAT_TEMPLATE}
     metadata |= overrides.pop("metadata", {})
     return tiny_model(arch, n_vocab=len(tokens), metadata=metadata, **overrides)
+
+
+def endless_text_model(end: float = -1e9, **overrides: Any) -> bytes:
+    """A `tiny_text_model` that writes what is seen on a screen, in one line.
+
+    Args:
+        end: bias of the token that ends a turn, beside 2.0 for those that are seen.
+        overrides: as there.
+    """
+    visible = [len(TEXT_CONTROL) + BYTE_CHARACTERS.index(chr(c)) for c in range(0x21, 0x7F)]
+    bias = np.full(len(TEXT_CONTROL) + 256 + len(TEXT_MERGES), -1e9, np.float32)
+    bias[visible] = bias[-len(TEXT_MERGES) :] = 2.0
+    bias[TEXT_CONTROL.index("<|im_end|>")] = end
+    return tiny_text_model(biases=("output",), tensors={"output.bias": dense(bias)}, **overrides)
+
+
+def command_model() -> bytes:
+    """One model for several files of tests of commands, which share what is compiled for it.
+
+    Its context of 256 bounds what a command asks for.
+    """
+    return endless_text_model(n_layer=1, n_ctx=256, n_head=2, n_head_kv=1, weight_type="F16")
 
 
 def save(folder: Path, data: bytes, name: str = "tiny.gguf") -> GGUFFile:

@@ -1,0 +1,153 @@
+"""The turns of a conversation as a user sees them: answers on standard output, the rest beside it.
+
+[turn 2] <<context full: dropped oldest 3 turn(s)>>
+[turn 2] prefill 30 tokens, generated 12 tokens in 0.05s (240.0 tok/s)
+[turn 2] stopped by n_predict
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from minfer_jax import chat_session
+from minfer_jax.command import say
+from minfer_jax.conversation import Conversation, Message
+from minfer_jax.gguf_header import one_line
+from minfer_jax.thinking import ThinkingSplitter
+
+_GRAY, _PLAIN = "\033[90m", "\033[0m"
+
+
+class Turns:
+    """Answers, reports, and keeps the conversation.
+
+    Attributes:
+        conversation: what is talked about.
+        n: answers to what the user has said.
+        failed: whether the latest turn has.
+    """
+
+    def __init__(
+        self,
+        conversation: Conversation,
+        *,
+        session: Path | None,
+        saved: Sequence[Message],
+        color: bool,
+        interactive: bool,
+    ) -> None:
+        """Answers nothing yet.
+
+        Args:
+            conversation: what is talked about.
+            session: where it is kept, or None.
+            saved: the messages that are kept there already.
+            color: whether thoughts are gray.
+            interactive: whether Ctrl-C stops an answer and not the program.
+        """
+        self.conversation = conversation
+        self.n = 0
+        self.failed = False
+        self._session = session
+        self._saved = list(saved)
+        self._color = color
+        self._interactive = interactive
+
+    def say(self, text: str) -> None:
+        """Answer what the user says."""
+        if self._turn(self.n + 1, "", lambda: self.conversation.say(text)):
+            self.n += 1
+
+    def regenerate(self) -> None:
+        """Answer once more what the user said last."""
+        self._turn(max(self.n, 1), "regen: ", self.conversation.regenerate)
+
+    def save(self) -> bool:
+        """Write the messages where they are kept, if there are new ones; whether they are there."""
+        if self._session is None:
+            return False
+        if self._saved != self.conversation.messages:
+            try:
+                chat_session.save(self._session, self.conversation.messages)
+            except chat_session.SessionError as e:
+                note("session", str(e))
+                return False
+            self._saved = list(self.conversation.messages)
+        return self._session.exists()
+
+    def end(self) -> None:
+        """Keep what there is to keep, and take leave."""
+        if self._session is not None and self.save():
+            nothing_said = all(m["role"] == "system" for m in self.conversation.messages)
+            if self.conversation.n_turns or nothing_said:
+                self._save_state(self._session)
+            note("session", f"saved {len(self._saved)} message(s) to {self._session}")
+        say("---")
+        say(f"conversation ended after {self.n} turn(s)")
+
+    def _save_state(self, session: Path) -> None:
+        try:
+            chat_session.save_state(session, self.conversation)
+        except ValueError as e:
+            note("session", str(e))
+
+    def _turn(self, n: int, label: str, begin: Callable[[], Iterator[str]]) -> bool:
+        """One answer; whether there is one."""
+        conversation, name = self.conversation, f"turn {n}"
+        done = conversation.n_turns
+        self.failed = True
+        if not conversation.model.engine.compiles:
+            say("Compiling, or loading what an earlier run compiled ...")
+        try:
+            pieces = begin()
+            if conversation.n_dropped:
+                dropped = f"dropped oldest {conversation.n_dropped} turn(s)"
+                note(name, f"<<context full: {dropped}>>")
+            self._show(pieces)
+        except ValueError as e:
+            note("error", str(e))
+            return False
+        except KeyboardInterrupt:
+            if not self._interactive:
+                raise
+        if conversation.n_turns == done:
+            note(name, "stopped before there was an answer: as if nothing was said")
+            return False
+        stats = conversation.model.stats
+        note(
+            name,
+            f"{label}prefill {stats.n_prefilled} tokens, generated {stats.n_generated} tokens "
+            f"in {stats.decode_seconds:.2f}s ({stats.decode_rate:.1f} tok/s)",
+        )
+        if conversation.stopped_by:
+            note(name, f"stopped by {conversation.stopped_by}")
+        self.failed = False
+        self.save()
+        return True
+
+    def _show(self, pieces: Iterator[str]) -> None:
+        """Write an answer as it comes, and a line break after it."""
+        splitter = ThinkingSplitter(begun=self.conversation.thinks) if self._color else None
+        try:
+            for piece in pieces:
+                _write(_gray(splitter.push(piece)) if splitter else piece)
+        except BaseException as e:
+            pieces.close()  # pyright: ignore  # a generator: what was said until now is recorded
+            if isinstance(e, KeyboardInterrupt):
+                _write("\n")
+            raise
+        _write((_gray(splitter.flush()) if splitter else "") + "\n")
+
+
+def note(name: str, text: str) -> None:
+    """Say something about the conversation, in one line on standard error."""
+    say(f"[{name}] {one_line(text)}")
+
+
+def _gray(parts: list[tuple[str, bool]]) -> str:
+    return "".join(f"{_GRAY}{text}{_PLAIN}" if thought else text for text, thought in parts)
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

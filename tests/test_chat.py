@@ -1,0 +1,401 @@
+"""`python -m minfer_jax.chat` through pipes: what goes to which stream, and the exit statuses."""
+
+import dataclasses
+import io
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import absl.logging
+import pytest
+
+from minfer_jax import chat, chat_input, prompt_history
+from minfer_jax.chat_commands import COMMANDS, split
+from minfer_jax.chat_flags import help_text
+from minfer_jax.chat_turns import Turns
+from minfer_jax.conversation import Conversation
+from minfer_jax.language_model import LanguageModel, load
+from minfer_jax.usage import UsageError
+from tests.helpers import tiny_models
+
+pytestmark = pytest.mark.usefixtures("one_compile_cache")
+COMMAND = (sys.executable, "-m", "minfer_jax.chat")
+RATE = r"prefill \d+ tokens, generated \d+ tokens in \d+\.\d\ds \(\d+\.\d tok/s\)"
+SMALL = ("--n-ctx", "256")  # one size, so that what is compiled serves all
+SHORT = (*SMALL, "--greedy", "-n", "8")
+
+
+@dataclasses.dataclass(frozen=True)
+class Ran:
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was():
+    before = logging.root.level
+    yield
+    logging.root.removeHandler(absl.logging.get_absl_handler())
+    logging.root.setLevel(before)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory) -> str:
+    """It never ends by itself, and writes what is seen on a screen."""
+    data = tiny_models.endless_text_model(n_layer=2, n_ctx=4096)
+    return str(tiny_models.save(tmp_path_factory.mktemp("models"), data).path)
+
+
+@pytest.fixture(scope="module")
+def model(path) -> LanguageModel:
+    return load(path, n_ctx=256)
+
+
+@pytest.fixture
+def run(capsys, monkeypatch, path):
+    """Runs the command in this process, with what is typed in."""
+
+    def call(typed: str | bytes, *argv: str, model: str = path) -> Ran:
+        data = typed.encode() if isinstance(typed, str) else typed
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="ascii"))
+        capsys.readouterr()
+        status = chat.main(["chat", model, *argv])
+        return Ran(status, *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def answers(model):
+    """What a conversation answers, on its own."""
+
+    def call(*texts: str, **options) -> list[str]:
+        model.engine.forget()
+        conversation = Conversation(model, **{"max_tokens": 8, "temperature": 0.0, **options})
+        return ["".join(conversation.say(text)) for text in texts]
+
+    return call
+
+
+def lines(*texts: str) -> str:
+    return "".join(f"{text}\n" for text in texts)
+
+
+# Answers
+
+
+def test_every_line_is_a_turn(run, answers):
+    ran = run("hello\n\nworld\r\nhello world", *SHORT)
+    assert (ran.status, ran.out) == (0, lines(*answers("hello", "world", "hello world")))
+    for n in (1, 2, 3):
+        assert len(re.findall(rf"^\[turn {n}\] {RATE}$", ran.err, re.MULTILINE)) == 1
+        assert f"[turn {n}] stopped by n_predict\n" in ran.err
+    assert ran.err.endswith("---\nconversation ended after 3 turn(s)\n")
+    assert "> " not in ran.out
+    assert "> " not in ran.err.replace("-> ", "")
+
+
+def test_flags_count(run, answers):
+    options = {"system": "Brief.", "temperature": 1.5, "seed": 5, "stop": ["e"]}
+    argv = "--system Brief. --temp 1.5 --seed 5 --stop e -n 8".split()
+    assert run("hello\nworld\n", *SMALL, *argv).out == lines(*answers("hello", "world", **options))
+
+
+def test_the_first_words_and_a_single_turn(run, answers):
+    first, second = answers("hello you", "world")
+    assert run("world\n", "hello", "you", *SHORT).out == lines(first, second)
+    assert run("world\n", "hello", "you", *SHORT, "-st").out == lines(first)
+    assert run("\n/help\nhello you\nworld\n", *SHORT, "-st").out == lines(first)
+
+
+def test_several_lines_make_a_turn(run, answers):
+    typed = "\nhello\nworld\n\n\nhello\n"
+    assert run(typed, *SHORT, "-mli").out == lines(*answers("hello\nworld", "hello"))
+
+
+@pytest.mark.parametrize("typed", ["", "\n", " \n", "/exit\nhello\n", "/quit"])
+def test_nothing_to_answer(run, typed):
+    ran = run(typed, *SHORT)
+    assert (ran.status, ran.out) == (0, "")
+    assert ran.err.endswith("---\nconversation ended after 0 turn(s)\n")
+
+
+def test_without_a_standard_input(run, monkeypatch, path, capsys):
+    monkeypatch.setattr(sys, "stdin", None)
+    assert chat.main(["chat", path]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_bytes_that_are_no_text(run, answers):
+    assert run(b"caf\xe9\n", *SHORT).out == lines(*answers("caf\ufffd"))
+
+
+def test_more_than_can_be_read(monkeypatch):
+    monkeypatch.setattr(chat_input, "_LONGEST", 10)
+    for multiline in (False, True):
+        with pytest.raises(UsageError, match="more than 10 bytes"):
+            chat_input.lines(io.BytesIO(b"hello\n" * 3 + b"x" * 11), multiline=multiline)()
+            chat_input.lines(io.BytesIO(b"x" * 11), multiline=multiline)()
+
+
+# Commands
+
+
+@pytest.mark.parametrize(
+    ("typed", "name", "rest"),
+    [
+        ("hello", None, "hello"),
+        ("/exit", "exit", ""),
+        ("/quit", "exit", ""),
+        (" /CLEAR ", "clear", ""),
+        ("/system Be  brief. ", "system", "Be  brief."),
+        ("/system two\nlines", "system", "two\nlines"),
+        ("/etc", "etc", ""),
+        ("/etc/hosts", None, "/etc/hosts"),
+        ("/etc/hosts is?", None, "/etc/hosts is?"),
+        ("//clear", None, "/clear"),
+        ("/", None, "/"),
+        ("/ a", None, "/ a"),
+        ("1/2", None, "1/2"),
+        ("/2x", None, "/2x"),
+    ],
+)
+def test_what_is_a_command(typed, name, rest):
+    assert split(typed) == (name, rest)
+
+
+def test_commands(run, answers):
+    first, second, third = answers("hello", "world", "/regen")
+    ran = run("hello\n/help\n/nonsense\nworld\n/stats\n//regen\n/regen\n", *SHORT)
+    assert ran.out == lines(first, second, third, third)
+    for command in COMMANDS.values():
+        assert command.usage in ran.err
+    assert "no command /nonsense: /help lists them, and //nonsense says it\n" in ran.err
+    assert re.search(r"^\[stats\] latest answer: 8 tokens in ", ran.err, re.MULTILINE)
+    assert re.search(rf"^\[turn 3\] regen: {RATE}$", ran.err, re.MULTILINE)
+    assert "ended after 3 turn(s)" in ran.err
+    ran = run("hello\n/clear\nhello\n/system\n/system Brief.\nhello\n/system -\n", *SHORT)
+    (other,) = answers("hello", system="Brief.")[:1]
+    assert ran.out.startswith(lines(first, first))
+    assert ran.err.count("[history cleared]\n") == 1
+    assert [line for line in ran.err.splitlines() if line.startswith("[system]")] == [
+        "[system] none",
+        "[system] Brief.",
+        "[system] none",
+    ]
+    assert run("/system Brief.\nhello\n", *SHORT).out == lines(other)
+
+
+def test_nothing_to_regenerate(run):
+    ran = run("/regen\n", *SHORT)
+    assert (ran.status, ran.out) == (0, "")
+    assert "[error] there is no answer yet that could be regenerated\n" in ran.err
+
+
+# Templates and contexts
+
+
+def test_a_template_from_a_file(run, tmp_path):
+    template = tmp_path / "strict.jinja"
+    template.write_text(
+        "{% if messages[0].role == 'system' %}{{ raise_exception('No system role.') }}{% endif %}"
+        "{% if messages[-1].content == word %}{{ raise_exception('Not this word.') }}{% endif %}"
+        + tiny_models.CHAT_TEMPLATE
+    )
+    argv = ("--chat-template-file", str(template), "--chat-template-kwargs", '{"word": "world"}')
+    ran = run("hello\nworld\n/system x\nhello\n", *SHORT, *argv, "--system", "Brief.")
+    assert (ran.status, ran.out.count("\n")) == (0, 2)
+    assert [line for line in ran.err.splitlines() if line.startswith("[error]")] == [
+        "[error] no system message: No system role.",
+        "[error] Not this word.",
+        "[error] No system role.",
+    ]
+    assert "ended after 2 turn(s)" in ran.err
+    assert run("world\n", *SHORT, *argv, "-st").status == 1
+    template.write_text("{% if %}")
+    assert "error: chat template, line 1" in run("hello\n", *argv).err
+    template.write_text("")
+    assert (run("hello\n", *argv).status, run("hello\n", *argv[:1], "/no/such").status) == (2, 1)
+
+
+def test_thoughts_are_gray_where_there_is_color(run, tmp_path):
+    template = tmp_path / "thinking.jinja"
+    template.write_text(
+        tiny_models.CHAT_TEMPLATE.replace("assistant\n' }}", "assistant\n<think>' }}")
+    )
+    argv = (*SHORT, "--chat-template-file", str(template))
+    plain = run("hello\n", *argv).out
+    assert run("hello\n", *argv, "--color", "off").out == plain
+    colored = run("hello\n", *argv, "--color", "on").out
+    assert colored != plain
+    assert re.sub(r"\x1b\[(90|0)m", "", colored) == plain
+    assert colored.startswith("\x1b[90m")
+    assert colored.endswith("\x1b[0m\n")
+
+
+def test_oldest_turns_are_dropped(run):
+    ran = run("hello world\n" * 12, *SMALL, "--greedy", "-n", "40")
+    assert (ran.status, ran.out.count("\n")) == (0, 12)
+    assert re.search(r"^\[turn \d+\] <<context full: dropped oldest \d turn\(s\)>>$", ran.err, re.M)
+    ran = run("hello\n" + "x" * 300 + "\nhello\n", *SHORT)
+    assert (ran.status, ran.out.count("\n")) == (0, 2)
+    assert re.search(r"^\[error\] context full: \d+ tokens are needed and 256", ran.err, re.M)
+
+
+# The session
+
+
+def test_a_session_is_taken_up(run, answers, tmp_path):
+    path = tmp_path / "talk.json"
+    argv = (*SHORT, "--session", str(path))
+    ran = run("hello\n", *argv, "--system", "Brief.")
+    assert ran.err.endswith(f"[session] saved 3 message(s) to {path}\n---\n" + LEAVE)
+    assert Path(f"{path}.state").exists()
+    ran = run("world\n", *argv)
+    assert ran.out == lines(answers("hello", "world", system="Brief.")[1])
+    assert f"[session] loaded 3 message(s) from {path}\n" in ran.err
+    assert [m["role"] for m in json.loads(path.read_text())] == [
+        "system",
+        *("user", "assistant") * 2,
+    ]
+    ran = run("", *argv, "--system", "Other.")
+    assert "[session] --system takes the place of its system message\n" in ran.err
+    assert json.loads(path.read_text())[0]["content"] == "Other."
+    assert Path(f"{path}.state").exists(), "what was not used is not thrown away"
+    Path(f"{path}.state").unlink()
+    assert run("/regen\n", *argv).status == 0
+    assert Path(f"{path}.state").exists()
+    ran = run("/clear\n", *argv)
+    assert [m["role"] for m in json.loads(path.read_text())] == ["system"]
+    assert not Path(f"{path}.state").exists()
+
+
+LEAVE = "conversation ended after 1 turn(s)\n"
+
+
+def test_a_damaged_session_is_not_lost(run, tmp_path):
+    path = tmp_path / "talk.json"
+    path.write_text("[{]")
+    ran = run("", *SHORT, "--session", str(path))
+    assert ran.status == 0
+    assert f"[session] ignoring unreadable {path}: " in ran.err
+    assert path.read_text() == "[{]"
+    run("hello\n", *SHORT, "--session", str(path))
+    assert len(json.loads(path.read_text())) == 2
+    assert Path(f"{path}.bad").read_text() == "[{]"
+
+
+def test_a_session_that_cannot_be_written(run, tmp_path, monkeypatch):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    monkeypatch.setattr(chat.chat_session.whole_file, "replacing", _full)
+    ran = run("hello\nworld\n", *SHORT, "--session", str(folder / "talk.json"))
+    assert (ran.status, ran.out.count("\n")) == (0, 2)
+    assert "talk.json cannot be written (No space left on device)\n" in ran.err
+    assert "saved" not in ran.err
+
+
+def _full(*_, **__):
+    raise OSError(28, "No space left on device")
+
+
+# Ctrl-C
+
+
+def interrupted(*_, **__):
+    raise KeyboardInterrupt
+    yield
+
+
+@pytest.mark.parametrize("begin", [interrupted, lambda *_, **__: next(interrupted())])
+def test_ctrl_c_before_an_answer(model, monkeypatch, capsys, begin):
+    """Nobody typing: it ends the command; else the turn alone, which leaves no trace."""
+    conversation = Conversation(model, max_tokens=3)
+    monkeypatch.setattr(model, "stream_ids", begin)
+    options = {"session": None, "saved": [], "color": False}
+    with pytest.raises(KeyboardInterrupt):
+        Turns(conversation, **options, interactive=False).say("hello")
+    turns = Turns(conversation, **options, interactive=True)
+    turns.say("hello")
+    assert (turns.n, turns.failed, conversation.messages) == (0, True, [])
+    assert "[turn 1] stopped before there was an answer" in capsys.readouterr().err
+
+
+def test_ctrl_c_keeps_the_session(run, monkeypatch, tmp_path):
+    path, read = tmp_path / "talk.json", iter(["hello"])
+
+    def lines(stream, *, multiline):
+        return lambda: next(read, None) or next(interrupted())
+
+    monkeypatch.setattr(chat_input, "lines", lines)
+    ran = run("", *SHORT, "--session", str(path))
+    assert (ran.status, ran.out.count("\n")) == (130, 1)
+    assert len(json.loads(path.read_text())) == 2
+    assert ran.err.endswith(f"---\n{LEAVE}\ninterrupted\n")
+
+
+# Wrong usage, and the rest
+
+
+def test_help_and_wrong_usage(run):
+    assert run("", "--help") == Ran(0, help_text(), "")
+    ran = run("", "--nonsense")
+    assert (ran.status, ran.out, ran.err.count("\n")) == (2, "", 1)
+    assert run("", model="/no/such/model.gguf").status == 1
+
+
+def test_the_history_is_bounded_and_survives(tmp_path, monkeypatch):
+    path = tmp_path / "folder" / "history"
+    monkeypatch.setenv(prompt_history.VARIABLE, str(path))
+    monkeypatch.setattr(prompt_history, "_LONGEST", 2000)
+    history = prompt_history.open_history()
+    for i in range(100):
+        history.append_string(f"word {i}\nand more")
+    history = prompt_history.open_history()
+    found = list(history.load_history_strings())
+    assert found[0] == "word 99\nand more"
+    assert 5 < len(found) < 40
+    assert all(re.fullmatch(r"word \d+\nand more", text) for text in found)
+    assert path.stat().st_size <= 1000
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.unlink()
+    path.mkdir()
+    history.append_string("still there")  # in memory
+    assert history.get_strings() == ["still there"]
+    for name in ("off", str(path), "/proc/none/history", "~nobody-of-this-name/history"):
+        monkeypatch.setenv(prompt_history.VARIABLE, name)
+        history = prompt_history.open_history()
+        history.append_string("word")
+        assert history.get_strings() == ["word"]
+
+
+def test_no_editing_where_nobody_types(path):
+    """A process of its own: a pipe in, a closed pipe out; the terminal's library is not loaded."""
+    code = (
+        "import sys; from minfer_jax import chat\n"
+        f"status = chat.main(['chat', {path!r}, '-n', '2', '--n-ctx', '256'])\n"
+        "assert 'prompt_toolkit' not in sys.modules\n"
+        "sys.exit(status)"
+    )
+    argv = [sys.executable, "-c", code]
+    with subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdin and process.stdout and process.stderr
+        process.stdin.write(b"hello\n")
+        process.stdin.flush()
+        assert process.stdout.read(1), "an answer comes while the pipe is open"
+        process.stdout.close()
+        process.stdin.write(b"hello\n" * 5)
+        process.stdin.close()
+        err = process.stderr.read()
+        assert process.wait(60) == 0, err
+    assert b"Traceback" not in err
+    assert b"error" not in err
+    assert b"conversation ended after" in err
+    assert os.environ.get("MINFER_CHAT_HISTORY") is None
