@@ -87,7 +87,10 @@ class Conversation:
         self._template = template or template_of(model.file, model.tokenizer)
         self._variables = dict(template_kwargs or {})
         seed = settled(sampling.get("seed", SamplingParams.seed))
-        self._options = {"stop": stop, **sampling, "seed": seed}
+        stops = [stop] if isinstance(stop, str) else [*stop]
+        if not self._template.source:  # ChatML, which may have no tokens here, so it ends in text
+            stops.append("<|im_end|>")
+        self._options = {"stop": stops, **sampling, "seed": seed}
         if system is not None:
             self.set_system(system)
 

@@ -3,17 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from absl import flags
-
-from minfer_jax.usage import UsageError, read_flags
+from minfer_jax.flag_table import Flag, help_rows, read
+from minfer_jax.usage import UsageError
 
 LIST, INFO, DOWNLOAD, RM = "list", "info", "download", "rm"
 _ARGUMENTS = {LIST: (0, 0), INFO: (1, 1), DOWNLOAD: (1, 1000), RM: (1, 1000)}  # least, most
-_SWITCHES = (  # name, the commands that take it, help
-    ("json", (LIST, INFO), "list, info: print JSON"),
-    ("verify", (INFO,), "info: read all of the file and compare its sha256"),
-    ("force", (RM,), "rm: do not ask"),
+_FLAGS = (
+    Flag(name="json", kind=bool, text="list, info: print JSON", default=False),
+    Flag(name="verify", kind=bool, text="info: read all of it, compare its sha256", default=False),
+    Flag(name="force", kind=bool, text="rm: do not ask", default=False),
 )
+_TAKEN_BY = {"json": (LIST, INFO), "verify": (INFO,), "force": (RM,)}
 
 _TEXT = """\
 usage: python -m minfer_jax.models list | info MODEL | download MODEL... | rm MODEL...
@@ -64,8 +64,7 @@ class Options:
 
 def help_text() -> str:
     """Usage, examples and flags."""
-    rows = [f"  --{name}".ljust(12) + text for name, _, text in _SWITCHES]
-    return _TEXT.format(flags="\n".join(rows))
+    return _TEXT.format(flags=help_rows(_FLAGS))
 
 
 def parse(argv: Sequence[str]) -> Options:
@@ -78,10 +77,7 @@ def parse(argv: Sequence[str]) -> Options:
         UsageError: a flag is unknown or none of the command's, or arguments are missing or too
             many.
     """
-    values = flags.FlagValues()
-    for name, _, text in _SWITCHES:
-        flags.DEFINE_bool(name, False, text, flag_values=values)
-    positional = read_flags(values, argv)
+    value, positional = read(_FLAGS, argv)
     command, *models = positional or [""]
     if command not in _ARGUMENTS:
         raise UsageError(
@@ -92,8 +88,7 @@ def parse(argv: Sequence[str]) -> Options:
     if not least <= len(models) <= most:
         expected = "no model" if most == 0 else "one MODEL" if most == 1 else "MODEL..."
         raise UsageError(f"{command} got {len(models)} models, expected {expected}")
-    value = values.flag_values_dict()
-    for name, commands, _ in _SWITCHES:
+    for name, commands in _TAKEN_BY.items():
         if value[name] and command not in commands:
             raise UsageError(f"--{name} is no flag of {command} (--help lists the flags)")
     return Options(

@@ -53,7 +53,7 @@ class Transcript:
         rest = tokenizer.encode(
             prompt.text[n:],
             parse_special=True,
-            literal=[(start - n, stop - n) for start, stop in prompt.literal if start >= n],
+            literal=[(max(start - n, 0), stop - n) for start, stop in prompt.literal if stop > n],
             after=known[-1] if known else None,
         )
         tokens = (*known, *rest)
@@ -89,9 +89,7 @@ class Transcript:
 
     def _agrees(self, prompt: Rendered, n: int) -> bool:
         """Whether the first n characters of a rendering are what was run."""
-        if n > len(prompt.text) or any(start < n < stop for start, stop in prompt.literal):
-            return False
-        if not (self.prompt.text + self.answer).startswith(prompt.text[:n]):
+        if (self.prompt.text + self.answer)[:n] != prompt.text[:n]:
             return False
         # An answer is made of no control tokens, whatever it spells.
         until = min(n, len(self.prompt.text))

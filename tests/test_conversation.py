@@ -139,6 +139,8 @@ def test_stop_strings_and_limits(start):
     assert say(conversation, "hello") == ""
     assert conversation.messages[-1]["content"] == ""
     assert say(conversation, "hello") == ""
+    whole = rendered(conversation, CHATML, add_generation_prompt=False)
+    assert [*conversation.transcript.tokens, *whole[-2:]] == whole
 
 
 def test_control_tokens_that_a_user_spells_are_text(start):
@@ -178,9 +180,12 @@ def test_thoughts_that_the_template_begins(start):
     assert not conversation.thinks
 
 
-def test_the_models_own_template_and_none(model, tmp_path, caplog):
-    conversation = Conversation(model, **GREEDY)
-    say(conversation, "hello")
+def test_the_models_own_template_and_none(model, start, monkeypatch, tmp_path):
+    own = Conversation(model, **GREEDY)
+    assert say(own, "hello") == say(start(), "hello")
+    monkeypatch.setattr(model, "stream_ids", lambda ids, **options: iter(options["stop"]))
+    assert say(start(stop="x"), "hello") == "x"
+    assert say(start(ChatTemplate(None), stop=["x"]), "hello") == "x<|im_end|>"
     mute = tiny_models.tiny_model("llama", n_layer=1, metadata={"tokenizer.ggml.model": "test"})
     with pytest.raises(TokenizerError, match="no tokenizer"):
         Conversation(load(tiny_models.save(tmp_path, mute).path), **GREEDY)

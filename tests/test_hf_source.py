@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -185,6 +186,34 @@ def test_the_only_model_that_is_here_is_taken_without_a_name(hub):
     assert resolve(f"hf:{REPO}") == path
 
 
+def test_several_at_once(hub, store):
+    paths: list[Path] = []
+    threads = [
+        threading.Thread(target=lambda: paths.append(resolve(f"hf:{REPO}"))) for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(paths)) == 1 and len(paths) == 3
+    assert len(store.requests) == 1
+
+
+def test_a_file_of_unknown_length_is_left_to_huggingface_hub(hub, store):
+    headers = hub.pages[f"/{REPO}/resolve/main/m-Q4_K_M.gguf"].headers
+    assert isinstance(headers, dict)
+    del headers["X-Linked-Size"]
+    assert resolve(f"hf:{REPO}").read_bytes() == BODY
+
+
+def test_a_file_without_a_tag(hub):
+    headers = hub.pages[f"/{REPO}/resolve/main/m-Q4_K_M.gguf"].headers
+    assert isinstance(headers, dict)
+    del headers["X-Linked-Etag"], headers["ETag"]
+    with pytest.raises(SourceError, match=r"for org/tiny-GGUF: .* does not have an ETag"):
+        resolve(f"hf:{REPO}")
+
+
 # --- refusals -------------------------------------------------------------------------------------
 
 API = f"/api/models/{REPO}/revision/main"
@@ -291,16 +320,12 @@ def test_the_hub_s_variables_are_heeded(server, store, tmp_path):
         "HF_ENDPOINT": server.url,
         "HF_TOKEN": "hf_secret",
         "HF_HUB_DISABLE_TELEMETRY": "1",
-        "JAX_PLATFORMS": "cpu",
     }
-    command = [
-        sys.executable,
-        "-m",
-        "minfer_jax.models",
-        "download",
-        f"hf:{REPO}",
-        f"hf:{REPO}:F16",
-    ]
+    code = (
+        "import sys; from minfer_jax.sources import resolve; "
+        "print(*map(resolve, sys.argv[1:]), sep='\\n')"
+    )
+    command = [sys.executable, "-c", code, f"hf:{REPO}", f"hf:{REPO}:F16"]
     run = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
     names = [Path(line).name for line in run.stdout.splitlines()]
@@ -318,5 +343,6 @@ def test_the_hub_s_variables_are_heeded(server, store, tmp_path):
     command[-1] = f"hf:{REPO}:Q8_0"
     none = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
     assert none.returncode == 1
-    assert none.stderr.startswith(f"error: {REPO} is not in the cache, and HF_HUB_OFFLINE forbids")
+    last = none.stderr.splitlines()[-1]
+    assert f"SourceError: {REPO} is not in the cache, and HF_HUB_OFFLINE forbids" in last
     assert asked == len(server.requests)

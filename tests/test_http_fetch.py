@@ -292,8 +292,8 @@ def test_https_is_not_left_for_http():
 
 
 def test_a_server_that_does_not_answer(get, url, server, monkeypatch):
-    monkeypatch.setattr(http_client, "TIMEOUT", 0.1)
-    server.faults["/a.gguf"] = [Fault(pause=1.0)] * 2
+    monkeypatch.setattr(http_client, "TIMEOUT", 0.3)
+    server.faults["/a.gguf"] = [Fault(pause=2.0)] * 2
     assert get(url).read_bytes() == BODY
     assert len(server.requests) == 3
 
@@ -392,11 +392,14 @@ def test_a_process_that_is_ended_leaves_what_came_for_the_next(url, get, server,
 
 
 def test_two_processes_at_once(url, server, model_folder):
-    server.faults["/a.gguf"] = [Fault(pause=0.3)]
+    waited = threading.Event()
+    server.faults["/a.gguf"] = [Fault(until=waited)]
     with start(url, model_folder) as one:
         wait_for(lambda: server.requests)
         with start(url, model_folder) as two:
-            assert "another process fetches a.gguf; waiting" in two.communicate(timeout=60)[1]
+            assert two.stderr
+            assert two.stderr.readline() == "another process fetches a.gguf; waiting for it\n"
+            waited.set()
     assert one.returncode == two.returncode == 0
     assert (model_folder / "a.gguf").read_bytes() == BODY
     assert server.asked() == ["/a.gguf"]

@@ -332,6 +332,11 @@ def test_typical(whole: bool, p: float, expected: list[int]):
     )
 
 
+def test_typical_on_few_candidates_of_high_ids():
+    logits = jnp.full((1, 300), -INF).at[0, jnp.asarray([290, 299])].set(jnp.asarray([1.0, 0.9]))
+    assert kept(keep_typical(largest(logits, 4), jnp.array([0.3]))) == [290]
+
+
 # XTC
 
 

@@ -12,6 +12,7 @@ from minfer_jax.tokenizer import Tokenizer
 from minfer_jax.transcript import Transcript
 from tests.helpers import tiny_models
 from tests.helpers.vocabs import tiny_bpe, tiny_spm
+from tests.test_chat_template import GEMMA, MISTRAL, QWEN3
 
 CHATML = ChatTemplate(tiny_models.CHAT_TEMPLATE)
 TRIMMING = ChatTemplate(tiny_models.CHAT_TEMPLATE.replace("['content']", "['content'] | trim"))
@@ -110,6 +111,21 @@ def test_a_template_that_rewrites_the_past_costs_the_answer(tokenizer):
     talk.answer(spelled(tokenizer, "hello"))  # nothing to forget
     third = talk.say("hello")
     assert third[: len(second) + 6] == [*second, *spelled(tokenizer, "hello"), END]
+
+
+@pytest.mark.parametrize("source", [QWEN3, GEMMA, MISTRAL])
+def test_templates_that_models_have(tokenizer, source):
+    """Thoughts are dropped, texts trimmed, <s> and </s> written: what was run before stays."""
+    talk = Talk(tokenizer, ChatTemplate(source, bos_token="<s>", eos_token="</s>"))
+    before: list[int] = []
+    for word in ("hello", "world", "hello world", "hello"):
+        ids = talk.say(word)
+        assert tokenizer.decode(ids, skip_special=False) == tokenizer.decode(
+            talk.encoded(), skip_special=False
+        )
+        assert ids[: len(before)] == before
+        before = ids
+        talk.answer(tokenizer.encode(f"<think>\nHm\n</think>\n\n{word}"))
 
 
 def test_dropped_messages_cost_all_after_them(tokenizer):

@@ -176,7 +176,7 @@ def cut(
         tied = jnp.any(jnp.sum(equal, axis=1, dtype=jnp.int32) > 1)
         # Of equals the lowest id comes first, so it has to be the largest key. A single one is its
         # own cut, whatever the id.
-        bits = logits.shape[1].bit_length()
+        bits = candidates.vocab_logits.shape[1].bit_length()
         last = np.uint32(2**bits - 1)
 
         def among_equals() -> jax.Array:

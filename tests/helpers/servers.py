@@ -34,6 +34,7 @@ class Fault:
         pause: seconds before each piece of the body.
         length: the Content-Length that is said instead of the right one; "" for none.
         ranges: whether Range is heeded.
+        until: what the body waits for.
     """
 
     status: int | None = None
@@ -42,6 +43,7 @@ class Fault:
     pause: float = 0.0
     length: str | None = None
     ranges: bool = True
+    until: threading.Event | None = None
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,8 @@ class Server:
     def _send(self, handler: BaseHTTPRequestHandler, body: bytes, fault: Fault) -> None:
         body = body if fault.after is None else body[: fault.after]
         step = max(len(body) // 4, 1)
+        if fault.until is not None:
+            fault.until.wait(60)
         try:
             for start in range(0, len(body), step):
                 time.sleep(fault.pause)
