@@ -16,7 +16,6 @@ from minfer_jax.context import MAX_TOKENS, common_prefix
 from minfer_jax.language_model import LanguageModel
 from minfer_jax.prompt import render_messages, template_of
 from minfer_jax.sampling import SamplingParams
-from minfer_jax.sampling.seed import settled
 from minfer_jax.thinking import opens_thinking
 from minfer_jax.tokenizer import TokenizerError
 from minfer_jax.transcript import Transcript
@@ -86,11 +85,10 @@ class Conversation:
         self._tokenizer = model.tokenizer
         self._template = template or template_of(model.file, model.tokenizer)
         self._variables = dict(template_kwargs or {})
-        seed = settled(sampling.get("seed", SamplingParams.seed))
         stops = [stop] if isinstance(stop, str) else [*stop]
         if not self._template.source:  # ChatML, which may have no tokens here, so it ends in text
             stops.append("<|im_end|>")
-        self._options = {"stop": stops, **sampling, "seed": seed}
+        self._options = {"stop": stops, **sampling}
         if system is not None:
             self.set_system(system)
 
@@ -165,7 +163,9 @@ class Conversation:
         self.n_dropped = _n_users(messages) - _n_users(kept)
         self.thinks = opens_thinking(prompt.prompt.text)
         options = dict(self._options)
-        options["seed"] = (options["seed"] + self.n_turns) % 2**64
+        seed = options.get("seed", SamplingParams.seed)
+        if seed is not None and seed >= 0:  # otherwise each answer has one of its own anyway
+            options["seed"] = (seed + self.n_turns) % 2**64
         pieces = self.model.stream_ids(prompt.tokens, max_tokens=self.max_tokens, **options)
         return self._streamed(kept, prompt, pieces)
 

@@ -30,15 +30,15 @@ from minfer_jax.context import (
     common_prefix,
     whole,
 )
-from minfer_jax.kv_store import LAYOUT
+from minfer_jax.logit_rows import logit_rows
 from minfer_jax.model.config import MAX_POSITIONS, ModelConfig
 from minfer_jax.model.params import Params
-from minfer_jax.programs import Compile, all_logits, decode, prefill, program_name
+from minfer_jax.programs import Compile, all_logits, prefill, program_name
 from minfer_jax.run_options import Drawn, TokenConstraint, Watch, checked_options
 from minfer_jax.run_stats import RunStats
-from minfer_jax.runner import Runner, at, padded
-from minfer_jax.sampling import WINDOW_EXTENDED, SamplingParams, init_state
-from minfer_jax.session import Expected, Session, Snapshot, to_parts
+from minfer_jax.runner import Runner
+from minfer_jax.sampling import WINDOW_EXTENDED, SamplingParams
+from minfer_jax.session import Expected, Session, Snapshot, identity_of, to_parts
 
 
 class Engine:
@@ -241,35 +241,11 @@ class Engine:
         Raises:
             EngineError: as for generate_tokens, or chunk is out of range.
         """
-        ids = self._checked(token_ids)
-        runner, longest = self._runner, self._runner.buckets[-1]
+        ids, longest = self._checked(token_ids), self._runner.buckets[-1]
         if chunk is not None and not 1 <= (chunk := whole("chunk", chunk)) <= longest:
             raise EngineError(f"chunk is {chunk}, expected 1 to {longest}")
         self.forget()
-        out = np.empty((len(ids), self.cfg.n_vocab), np.float32)
-        chosen = SamplingParams(temperature=0.0)
-        args, sampler = chosen.arrays(), init_state(chosen, [])
-        size = longest if chunk is None else chunk
-        bucket = runner.bucket(min(size, len(ids)))
-        if chunk == 1:
-            runner.programs.compile(decode, self.params, 1, sampler, args, burst(1))
-        else:
-            runner.programs.compile(all_logits, self.params, bucket)
-        runner.kv.keep(0)
-        for start in range(0, len(ids), size):
-            part = ids[start : start + size]
-            if chunk == 1:
-                place = at(start)
-                *_, logits, sampler = runner.call(
-                    decode, part[None], place, sampler, args, burst(1)
-                )
-                out[start] = np.asarray(logits)[0]
-            else:
-                (logits,) = runner.call(all_logits, *padded(part, start, bucket))
-                out[start : start + len(part)] = np.asarray(logits)[0, : len(part)]
-        if np.isnan(out[:, 0]).any():
-            runner.kv.drop()
-        return out
+        return logit_rows(self._runner, ids, chunk)
 
     @property
     def stats(self) -> RunStats:
@@ -321,7 +297,9 @@ class Engine:
             EngineError: nothing was run yet.
             StateError: the file cannot be written.
         """
-        state_file.write(path, self._identity(identity), *to_parts(self.snapshot()))
+        state_file.write(
+            path, identity_of(self.cfg, self.n_ctx, identity), *to_parts(self.snapshot())
+        )
 
     def load_state(self, path: str | Path, identity: str) -> None:
         """Restore the state that a file holds; where it is refused, all stays as it is.
@@ -337,7 +315,7 @@ class Engine:
             EngineError: there is no memory for the KV state.
         """
         expected = Expected(self._runner.kv, self.n_ctx, self.cfg.n_vocab)
-        identities = self._identity(identity)
+        identities = identity_of(self.cfg, self.n_ctx, identity)
         self.restore(state_file.read(path, identities, expected.check, expected.build))
 
     @property
@@ -352,10 +330,12 @@ class Engine:
 
     def traces(self) -> dict[str, Callable[[], jax.stages.Traced]]:
         """Every program that runs may need, by name: what traces it, anew at each call."""
-        chosen = SamplingParams(temperature=0.0)
-        rest = init_state(chosen, []), chosen.arrays(), burst(1)
+        watch = Watch(n_top=0, tell=lambda drawn: None)
+        runs = [self._new([0], SamplingParams(), None, who) for who in (None, watch)]
+        forms = [self._runner.form(run) for run in runs]
         programs = [(prefill, n, ()) for n in self._runner.buckets]
-        programs += [(decode, 1, rest), (all_logits, self._runner.buckets[-1], ())]
+        programs += [(form.function, 1, (form.sampler, form.args, burst(1))) for form in forms]
+        programs += [(all_logits, self._runner.buckets[-1], ())]
         return {
             program_name(function, n): partial(
                 self._runner.programs.trace, function, self.params, n, *others
@@ -435,21 +415,6 @@ class Engine:
         if self._session is None:
             raise EngineError("there is no run to continue or to save: generate something first")
         return self._session
-
-    def _identity(self, model: str) -> dict[str, str]:
-        """What a saved state is bound to; cached keys are rotated already."""
-        rotated = {}
-        if self.cfg.long_rope is not None:
-            most = self.cfg.long_rope[0]
-            kind = "at most" if self.n_ctx <= most else "more than"
-            rotated["RoPE"] = f"for {kind} {most} positions"
-        return rotated | {
-            "model": model,
-            "architecture": self.cfg.arch,
-            "cache type": self.cfg.cache_dtype,
-            "precision": self.cfg.precision,
-            "layout": str(LAYOUT),
-        }
 
     def _checked(self, token_ids: Sequence[int]) -> np.ndarray:
         ids = checked_ids(token_ids, self.cfg.n_vocab)

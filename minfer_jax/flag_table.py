@@ -68,7 +68,8 @@ def read(table: Sequence[Flag], argv: Sequence[str]) -> tuple[dict[str, Any], li
         if flag.choices:
             flags.DEFINE_enum(flag.name, flag.default, flag.choices, flag.text, **names)  # pyright: ignore
         elif flag.kind is list:
-            flags.DEFINE_multi_string(flag.name, flag.default or [], flag.text, **names)
+            default: Any = flag.default or []
+            flags.DEFINE_multi_string(flag.name, default, flag.text, **names)
         else:
             _DEFINE[flag.kind](flag.name, flag.default, flag.text, **names)
     positional = read_flags(values, argv)

@@ -200,7 +200,7 @@ class LanguageModel:
     @functools.cached_property
     def _vocabulary(self) -> "Vocabulary":
         """For constraints."""
-        from minfer_jax.constraint import Vocabulary
+        from minfer_jax.constraint import Vocabulary  # llguidance takes time to load
 
         return Vocabulary(self._known_tokenizer(), self.cfg.n_vocab)
 

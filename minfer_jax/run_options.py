@@ -69,7 +69,7 @@ class Watch:
             raise EngineError(f"n_logprobs is {self.n_top}, expected 0 to {N_TOP}")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class RunOptions:
     """How a run was asked to go on.
 

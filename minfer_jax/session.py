@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from minfer_jax.kv_store import KVStore, Rows
-from minfer_jax.model.config import MAX_POSITIONS
+from minfer_jax.kv_store import LAYOUT, KVStore, Rows
+from minfer_jax.model.config import MAX_POSITIONS, ModelConfig
 from minfer_jax.run_options import RunOptions, TokenConstraint, Watch, checked_bias
 from minfer_jax.sampling import WINDOW_EXTENDED, SamplingParams
 from minfer_jax.state_file import StateError
@@ -109,6 +109,28 @@ def _extras(options: RunOptions) -> dict[str, np.ndarray]:
     if options.breakers is not None:
         found["breakers"] = options.breakers.view(np.int32)
     return found
+
+
+def identity_of(cfg: ModelConfig, n_ctx: int, model: str) -> dict[str, str]:
+    """What a saved state is bound to; cached keys are rotated already.
+
+    Args:
+        cfg: of the model.
+        n_ctx: of the engine.
+        model: what tells the weights from others, such as their file's digest.
+    """
+    rotated = {}
+    if cfg.long_rope is not None:
+        most = cfg.long_rope[0]
+        kind = "at most" if n_ctx <= most else "more than"
+        rotated["RoPE"] = f"for {kind} {most} positions"
+    return rotated | {
+        "model": model,
+        "architecture": cfg.arch,
+        "cache type": cfg.cache_dtype,
+        "precision": cfg.precision,
+        "layout": str(LAYOUT),
+    }
 
 
 class Expected:

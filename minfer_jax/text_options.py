@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from minfer_jax.sampling.dry import BREAKERS, breaker_tokens
 from minfer_jax.tokenizer import Tokenizer, TokenizerError
 
-if TYPE_CHECKING:  # it loads llguidance, which an answer without a constraint need not wait for
+if TYPE_CHECKING:
     from minfer_jax.constraint import Constraint, Matcher
 
 

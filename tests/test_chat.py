@@ -16,6 +16,7 @@ import pytest
 from minfer_jax import chat, chat_input, prompt_history
 from minfer_jax.chat_commands import COMMANDS, split
 from minfer_jax.chat_flags import help_text
+from minfer_jax.chat_turns import Turns
 from minfer_jax.conversation import Conversation
 from minfer_jax.language_model import LanguageModel, load
 from minfer_jax.usage import UsageError
@@ -301,6 +302,41 @@ def test_a_session_that_cannot_be_written(run, tmp_path, monkeypatch):
 
 def _full(*_, **__):
     raise OSError(28, "No space left on device")
+
+
+# Ctrl-C
+
+
+def interrupted(*_, **__):
+    raise KeyboardInterrupt
+    yield
+
+
+@pytest.mark.parametrize("begin", [interrupted, lambda *_, **__: next(interrupted())])
+def test_ctrl_c_before_an_answer(model, monkeypatch, capsys, begin):
+    """Nobody typing: it ends the command; else the turn alone, which leaves no trace."""
+    conversation = Conversation(model, max_tokens=3)
+    monkeypatch.setattr(model, "stream_ids", begin)
+    options = {"session": None, "saved": [], "color": False}
+    with pytest.raises(KeyboardInterrupt):
+        Turns(conversation, **options, interactive=False).say("hello")
+    turns = Turns(conversation, **options, interactive=True)
+    turns.say("hello")
+    assert (turns.n, turns.failed, conversation.messages) == (0, True, [])
+    assert "[turn 1] stopped before there was an answer" in capsys.readouterr().err
+
+
+def test_ctrl_c_keeps_the_session(run, monkeypatch, tmp_path):
+    path, read = tmp_path / "talk.json", iter(["hello"])
+
+    def lines(stream, *, multiline):
+        return lambda: next(read, None) or next(interrupted())
+
+    monkeypatch.setattr(chat_input, "lines", lines)
+    ran = run("", *SHORT, "--session", str(path))
+    assert (ran.status, ran.out.count("\n")) == (130, 1)
+    assert len(json.loads(path.read_text())) == 2
+    assert ran.err.endswith(f"---\n{LEAVE}\ninterrupted\n")
 
 
 # Wrong usage, and the rest

@@ -136,7 +136,9 @@ def test_what_is_no_end_does_not_end_a_text(model, monkeypatch):
 
 
 def draw_only(model: LanguageModel, monkeypatch, token: int) -> str:
-    bias = model.params.output.bias.at[token].set(jnp.float32(1e9))
+    bias = model.params.output.bias
+    assert bias is not None
+    bias = bias.at[token].set(jnp.float32(1e9))
     output = dataclasses.replace(model.params.output, bias=bias)
     monkeypatch.setattr(model.engine, "params", dataclasses.replace(model.params, output=output))
     return model.generate("hello", repeat_penalty=1.0, **GREEDY)

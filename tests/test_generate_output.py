@@ -10,7 +10,7 @@ from minfer_jax import generate
 from minfer_jax.language_model import LanguageModel, load
 from tests.helpers import tiny_models
 
-pytestmark = pytest.mark.usefixtures("one_compile_cache")
+pytestmark = pytest.mark.usefixtures("cache_of_commands")
 
 HOT = ("--temp", "2", "--top-k", "0", "--top-p", "1", "--seed", "3")
 DRAWN = {"temperature": 2.0, "top_k": 0, "top_p": 1.0, "seed": 3}
@@ -18,8 +18,8 @@ DRAWN = {"temperature": 2.0, "top_k": 0, "top_p": 1.0, "seed": 3}
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory) -> str:
-    data = tiny_models.tiny_text_model(n_layer=1, n_ctx=128)
-    return str(tiny_models.save(tmp_path_factory.mktemp("output"), data).path)
+    folder = tmp_path_factory.mktemp("output")
+    return str(tiny_models.save(folder, tiny_models.command_model()).path)
 
 
 @pytest.fixture(scope="module")

@@ -95,7 +95,7 @@ LAYERS = (
     "session",
     "decode_form",
     "runner",
-    "batch",
+    "batch logit_rows",
     "engine",
     "text_options",
     "language_model",

@@ -18,7 +18,7 @@ import pytest
 from minfer_jax import sources
 from tests.helpers import tiny_models
 
-pytestmark = pytest.mark.usefixtures("one_compile_cache")
+pytestmark = pytest.mark.usefixtures("cache_of_commands")
 
 README = (Path(__file__).resolve().parent.parent / "README.md").read_text(encoding="utf-8")
 PYTHON = "python -m minfer_jax."
@@ -101,11 +101,7 @@ RUN = [line for line in lines() if not line.startswith(tuple(NOT_RUN))]
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory) -> Path:
-    """Its context bounds that of every command, so that they share what is compiled."""
-    data = tiny_models.endless_text_model(
-        n_layer=1, n_ctx=256, n_head=2, n_head_kv=1, weight_type="F16"
-    )
-    return tiny_models.save(tmp_path_factory.mktemp("tiny"), data).path
+    return tiny_models.save(tmp_path_factory.mktemp("tiny"), tiny_models.command_model()).path
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The sampler: which steps run, in which order, on how many candidates."""
+"""The usual sampler: which steps run, in which order, on how many candidates."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

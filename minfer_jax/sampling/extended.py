@@ -7,7 +7,9 @@ and again on all of them where the few do not tell:
     penalties, dry, top_n_sigma | top_k, typ_p, top_p, min_p, xtc, temperature
     [------ on all logits -----]|[ on 128 of them; where these do not tell, on all -----]
 
-Steps that are off are left out of the order, on the host, and cost nothing.
+Steps that are off are left out of the order, on the host, and cost nothing. A token takes 0.45 ms
+where `sample` takes 0.32 (49152 tokens, two cores of a Zen 4), 0.68 where it takes 0.42 (262144).
+Where the few do not tell, as with typical-p and no top-k, it takes 1.8 and 7.9 ms.
 """
 
 import dataclasses
@@ -35,14 +37,14 @@ from minfer_jax.sampling.args import ExtendedArgs, n_words
 from minfer_jax.sampling.candidates import Candidates, drawable, everything, largest
 from minfer_jax.sampling.chain import FEW, check
 from minfer_jax.sampling.draw import draw, draw_key
-from minfer_jax.sampling.order import LOGIT_STEPS, MIROSTAT, STEPS
+from minfer_jax.sampling.order import BY_TOKEN, MIROSTAT, STEPS
 from minfer_jax.sampling.state import SamplerState, advance
 
 Step = Callable[[Candidates], Candidates]
 T = TypeVar("T")
 
 # Passes over the vocabulary without a search in it.
-_WIDE = (*LOGIT_STEPS, "top_n_sigma", "temperature", MIROSTAT)
+_WIDE = (*BY_TOKEN, "top_n_sigma", "temperature", MIROSTAT)
 # Steps that say themselves what they can tell where tokens lie beyond the candidates.
 _PARTIAL = ("top_k", "top_p", "min_p")
 
@@ -168,7 +170,7 @@ def bound_steps(state: SamplerState, args: ExtendedArgs) -> Mapping[str, Step]:
             usual.temperature,
             args.dynatemp_range,
             args.dynatemp_exponent,
-            _before_logit_steps(args.order, "temperature"),
+            _before_by_token(args.order, "temperature"),
         ),
         MIROSTAT: lambda c: mirostat.mirostat(c, state.mu),
     }
@@ -217,7 +219,7 @@ def run_few(
     """
 
     def step(name: str, c: Candidates) -> Candidates:
-        if name in LOGIT_STEPS:
+        if name in BY_TOKEN:
             return dataclasses.replace(c, decided=jnp.zeros_like(c.decided))
         left = steps[name](c)
         if name in _PARTIAL:
@@ -267,12 +269,12 @@ def _on_logits(step: Step, logits: jax.Array) -> jax.Array:
     return step(everything(logits)).logits
 
 
-def _before_logit_steps(order: jax.Array, name: str) -> jax.Array:
+def _before_by_token(order: jax.Array, name: str) -> jax.Array:
     """Whether a step that changes logits by token follows a step: bool ``[]``."""
     places = jnp.arange(order.size)
     later = places > jnp.argmax(order == STEPS.index(name))
     by_token = jnp.zeros(order.shape, bool)
-    for step in LOGIT_STEPS:
+    for step in BY_TOKEN:
         by_token |= order == STEPS.index(step)
     return jnp.any(later & by_token)
 

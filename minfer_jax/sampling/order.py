@@ -20,7 +20,7 @@ LETTERS = MappingProxyType(
 SAMPLERS = tuple(LETTERS.values())
 """llama.cpp's default order."""
 
-LOGIT_STEPS = ("penalties", "dry")
+BY_TOKEN = ("penalties", "dry")
 """Those that change logits by token; all others look at how the logits compare."""
 
 MIROSTAT = "mirostat"

@@ -15,7 +15,7 @@ from minfer_jax.sampling.args import (
     SamplerArgs,
     n_words,
 )
-from minfer_jax.sampling.order import LOGIT_STEPS, MIROSTAT, SAMPLERS, STEPS, check_samplers
+from minfer_jax.sampling.order import BY_TOKEN, MIROSTAT, SAMPLERS, STEPS, check_samplers
 
 _INT32_MAX = 2**31 - 1
 _INTEGRAL = (int, np.integer)
@@ -139,7 +139,7 @@ class SamplingParams:
             "temperature": True,
         }
         steps = tuple(name for name in self.samplers if does[name])
-        by_token = tuple(name for name in steps if name in LOGIT_STEPS)
+        by_token = tuple(name for name in steps if name in BY_TOKEN)
         if self.temperature < 1e-6:
             return by_token
         return (*by_token, "temperature", MIROSTAT) if self.mirostat else steps

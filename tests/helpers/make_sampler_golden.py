@@ -6,9 +6,9 @@ To make the values again, with llama-cpp-python installed:
     python -m tests.helpers.make_sampler_golden
 
 Stored values come from llama-cpp-python 0.3.36 (llama.cpp b11434) on an x86 CPU. A chain is built
-as llama.cpp's own commands build it, less the final draw. Two things differ there on purpose, and
-no case has them: the repeat penalty is applied before the others where both are on, and a token
-that top-n-sigma has dropped still counts for typical-p and the dynamic temperature.
+as llama.cpp's own commands build it, less the final draw. No case has what differs there: the
+repeat penalty comes before the others where both are on, mirostat turns penalties and DRY off, and
+a token that top-n-sigma has dropped still counts for typical-p and the dynamic temperature.
 """
 
 import ctypes

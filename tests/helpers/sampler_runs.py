@@ -15,7 +15,7 @@ from minfer_jax.sampling import (
     init_state,
     sample_extended,
 )
-from minfer_jax.sampling.args import packed
+from minfer_jax.sampling.args import n_words, packed
 from minfer_jax.sampling.candidates import everything, largest
 from minfer_jax.sampling.chain import FEW
 from minfer_jax.sampling.extended import allowed, bound_steps, run_all, run_few, run_wide
@@ -24,7 +24,6 @@ TRACED: list[tuple[int, ...]] = []
 """Shapes of the logits that `draw_extended` was traced for."""
 
 
-@partial(jax.jit, static_argnames="few")
 def draw_extended(
     logits: jax.Array,
     state: SamplerState,
@@ -33,7 +32,16 @@ def draw_extended(
     *,
     few: int = FEW,
 ) -> tuple[jax.Array, SamplerState]:
-    """`sample_extended`, compiled."""
+    """`sample_extended`, compiled once for whether or not there is a mask."""
+    if mask is None:
+        mask = jnp.full((logits.shape[0], n_words(logits.shape[1])), 2**32 - 1, jnp.uint32)
+    return _draw(logits, state, args, mask, few)
+
+
+@partial(jax.jit, static_argnums=4)
+def _draw(
+    logits: jax.Array, state: SamplerState, args: ExtendedArgs, mask: jax.Array, few: int
+) -> tuple[jax.Array, SamplerState]:
     TRACED.append(logits.shape)
     return sample_extended(logits, state, args, mask, few=few)
 
