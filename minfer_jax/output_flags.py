@@ -54,8 +54,8 @@ def output_options(value: dict[str, Any]) -> dict[str, Any]:
         value: of each of OUTPUT_FLAGS and DRAFT_FLAGS, by name. A draft model is yet to be loaded.
 
     Raises:
-        UsageError: flags exclude each other; a schema, expression or grammar is none, or there are two; a bias is none;
-            there are too many samples or logprobs.
+        UsageError: flags exclude each other; a schema, expression, grammar or bias is none; there
+            are too many samples, logprobs or guesses.
     """
     for name, most in (("logprobs", N_TOP), ("samples", SIZES[-1])):
         if value[name] is not None and value[name] > most:
