@@ -391,7 +391,8 @@ class Engine:
             self._session = session
             yield from draw_rows(self._runner, session, n, max_tokens, ended)
         else:
-            self._runner.stats = RunStats(n_prompt=len(session.tokens))
+            reasons = ["length"] * n
+            self._runner.stats = RunStats(n_prompt=len(session.tokens), finish_reasons=reasons)
 
     def _take_over(self, session: Session, reuse: bool) -> None:
         """Note how much of a session's prompt is held."""

@@ -67,6 +67,10 @@ def test_several_answers(run, model):
     assert [one["index"] for one in told] == [0, 1, 2]
     assert {one["finish_reason"] for one in told} <= {"length", "stop"}
     assert len(set(texts)) > 1
+    status, out, err = run("-n", "0", "--samples", "2")
+    assert status == 0, err
+    empty = [{"index": i, "text": "", "finish_reason": "length"} for i in range(2)]
+    assert [json.loads(line) for line in out.splitlines()] == empty
 
 
 @pytest.mark.parametrize("seed", ["1", "2"])
