@@ -123,8 +123,9 @@ class Engine:
             dry_breakers: tokens that break a sequence of DRY, as `sampling.dry.breaker_tokens`
                 gives them; None for none.
             draft_ngram: guess what follows from where the text went so before, and check several
-                guesses in one call, where that is faster. The tokens are the same, to the last bit
-                with the kernels. A number is the most guesses that one call checks (7 otherwise).
+                guesses in one call, where that is faster; a number is the most guesses that one
+                call checks, 7 otherwise. The tokens are the same: `speculation` says how exactly.
+                It does nothing for runs that need the extended form of decode.
             draft: guesses by other means, such as a `DraftModel`.
             repeat_penalty: as in SamplingParams, but off unless given: tokens are what the model
                 says.
@@ -133,10 +134,10 @@ class Engine:
         Raises:
             EngineError: the prompt is empty, too long, or holds ids outside the vocabulary;
                 max_tokens is negative; it, n_keep or a stop id is no integer; a bias is no number;
-                the model gives no finite logits; another run has begun meanwhile.
+                draft_ngram is out of range, or given beside draft; the model gives no finite
+                logits; another run has begun meanwhile.
             ValueError: a sampling value is out of its range; no token meets the constraint.
         """
-        drafter = _drafter(draft_ngram, draft)
         session = self._new(
             token_ids,
             SamplingParams(repeat_penalty=repeat_penalty, **sampling),  # pyright: ignore
@@ -148,6 +149,7 @@ class Engine:
             logit_bias=logit_bias,
             dry_breakers=dry_breakers,
         )
+        drafter = _drafter(draft_ngram, draft)
         return self._begin(session, whole("max_tokens", max_tokens, 0), reuse, drafter)
 
     def generate_with_logprobs(

@@ -20,7 +20,6 @@ from minfer_jax.prompt import Messages, encode_prompt
 from minfer_jax.run_stats import RunStats
 from minfer_jax.sampling import SamplingParams
 from minfer_jax.sampling.seed import settled
-from minfer_jax.speculation import Drafter
 from minfer_jax.stop_strings import StopStrings
 from minfer_jax.stream_decoder import StreamDecoder
 from minfer_jax.text_options import token_options
@@ -71,9 +70,9 @@ class LanguageModel:
         """See `Engine.generate_tokens`; `seed` may be None, as for `stream`."""
         return self.engine.generate_tokens(token_ids, max_tokens, **_with_seed(options))
 
-    def continue_tokens(self, max_tokens: int = MAX_TOKENS) -> Iterator[int]:
+    def continue_tokens(self, max_tokens: int = MAX_TOKENS, **drafts: Any) -> Iterator[int]:
         """See `Engine.continue_tokens`."""
-        return self.engine.continue_tokens(max_tokens)
+        return self.engine.continue_tokens(max_tokens, **drafts)
 
     def save_state(self, path: str | Path) -> None:
         """Write what the latest run left into a file, to be continued in this process or another.
@@ -143,8 +142,6 @@ class LanguageModel:
         template: bool | None = None,
         context_shift: bool = False,
         n_keep: int = 0,
-        draft_ngram: bool | int = False,
-        draft: Drafter | None = None,
         **options: Any,
     ) -> Iterator[str]:
         """The answer, piece by piece.
@@ -158,9 +155,6 @@ class LanguageModel:
             context_shift: go on when the context is full; see `Engine.generate_tokens`.
             n_keep: tokens of the prompt, after BOS where it has one, that no shift drops; all of it
                 if negative.
-            draft_ngram: see `Engine.generate_tokens`; the text is the same, and comes faster where
-                it repeats itself or the prompt.
-            draft: from `drafter`.
             **options: fields of SamplingParams, with its defaults (a `seed` of None, or -1, is
                 drawn: `stats.seed` says which it was); and
 
@@ -169,6 +163,8 @@ class LanguageModel:
                 ignore_eos: whether to forbid the tokens that end an answer.
                 constraint: a `constraint.Constraint` that the answer must meet.
                 dry_breakers: texts that break a sequence of DRY.
+                draft_ngram, draft: guesses, from the text itself or from a `drafter`; the answer is
+                    the same, and comes faster where they are right: see `Engine.generate_tokens`.
                 n_logprobs, on_drawn: to be told how likely each token was, see
                     `Engine.generate_tokens`.
 
@@ -185,8 +181,6 @@ class LanguageModel:
             stop=stop,
             context_shift=context_shift,
             n_keep=n_keep,
-            draft_ngram=draft_ngram,
-            draft=draft,
             **options,
         )
 
@@ -198,8 +192,6 @@ class LanguageModel:
         stop: Sequence[str] | str = (),
         context_shift: bool = False,
         n_keep: int = 0,
-        draft_ngram: bool | int = False,
-        draft: Drafter | None = None,
         **options: Any,
     ) -> Iterator[str]:
         """As `stream`, for a prompt that is tokens already."""
@@ -209,8 +201,6 @@ class LanguageModel:
             max_tokens,
             context_shift=context_shift,
             n_keep=n_keep + tokenizer.add_bos if n_keep >= 0 else n_keep,  # as llama.cpp counts
-            draft_ngram=draft_ngram,
-            draft=draft,
             **self._token_options(options),
         )
         return self._text(tokens, tokenizer.stream_decoder(continues=True), StopStrings(stop))
@@ -235,19 +225,20 @@ class LanguageModel:
         return Vocabulary(self._known_tokenizer(), self.cfg.n_vocab)
 
     def continue_stream(
-        self, *, max_tokens: int = MAX_TOKENS, stop: Sequence[str] | str = ()
+        self, *, max_tokens: int = MAX_TOKENS, stop: Sequence[str] | str = (), **drafts: Any
     ) -> Iterator[str]:
         """More of the answer that the latest run, or the one that was restored, has begun.
 
         Args:
             max_tokens: how many more tokens to draw at most.
             stop: strings that end the text, as far as they lie in this part of it.
+            **drafts: draft_ngram or draft, as for `stream`.
 
         Raises:
             ValueError: as for `Engine.continue_tokens`, and TokenizerError without a tokenizer.
         """
         decoder = self._known_tokenizer().stream_decoder(continues=True)
-        tokens = self.engine.continue_tokens(max_tokens)
+        tokens = self.engine.continue_tokens(max_tokens, **drafts)
         for token in self.engine.tokens[-_CHARACTER:]:
             decoder.push(token)  # a character that is begun is ended by what comes
         return self._text(tokens, decoder, StopStrings(stop))

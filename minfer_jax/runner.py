@@ -3,7 +3,7 @@
 The one place that calls the compiled programs with a text: `Engine` says what to run.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import jax
@@ -16,14 +16,15 @@ from minfer_jax.decode_form import Form, form_of
 from minfer_jax.kv_store import KVStore
 from minfer_jax.model.config import ModelConfig
 from minfer_jax.model.params import Params
-from minfer_jax.programs import Programs, decode, prefill
+from minfer_jax.programs import Programs, decode, prefill, verify
 from minfer_jax.run_options import Drawn
 from minfer_jax.run_stats import Clock, Pace, RunStats
 from minfer_jax.session import Session
 from minfer_jax.speculation import Drafter, Plan
-from minfer_jax.verify import verify
 
-SHORT = 4  # tokens that follow what is held: decode has run them before a prefill has run 32
+# So many tokens that follow what is held go through decode. A prefill of 32 takes as long as 6 of
+# SmolLM2's, and as 2 of Gemma's, whose output layer it leaves out.
+SHORT = 2
 
 
 class Runner:
@@ -75,16 +76,14 @@ class Runner:
             self.kv.drop()
             self.params = params
 
-    def run(
-        self, session: Session, max_tokens: int, drafter: Drafter | None = None
-    ) -> Iterator[int]:
+    def run(self, session: Session, max_tokens: int, drafter: Drafter | None) -> Iterator[int]:
         """Tokens that follow a session's, which they are added to.
 
         Args:
             session: after `begin`; `n_rows` of its tokens are in the KV state, if that is not lost.
             max_tokens: how many to draw at most, 1 or more.
-            drafter: guesses tokens, to be checked several at once. It is not asked where a run
-                takes the extended form of decode.
+            drafter: guesses what follows, to be checked several at once; the tokens are the same.
+                Where the extended form of decode is needed it is left alone.
 
         Raises:
             EngineError: the model gives no finite logits; another run has begun meanwhile.
@@ -101,14 +100,13 @@ class Runner:
                 self._shift(session)
             room = min(max_tokens - stats.n_generated, self.n_ctx - len(session.tokens) + 1)
             form = self.form(session)
-            guess = plan if form.function is decode else None
-            self.prefill(session, clock, form, verified=guess.sizes if guess else ())
-            if guess is not None:
-                yield from self._speculate(session, room, clock, form, guess)
-            elif session.constraint is None:
-                yield from self._decode(session, room, clock, form)
+            if plan is not None and form.function is decode:
+                self.prefill(session, clock, form, verified=plan.sizes)
+                yield from self._speculate(session, room, clock, form, plan)
             else:
-                yield from self._constrained(session, room, clock, form)
+                self.prefill(session, clock, form)
+                draw = self._decode if session.constraint is None else self._constrained
+                yield from draw(session, room, clock, form)
             if stats.finish_reason == "stop":
                 return
 
@@ -138,7 +136,6 @@ class Runner:
         session: Session,
         clock: Clock,
         form: Form,
-        *,
         batch: int = 1,
         verified: Sequence[int] = (),
     ) -> None:
@@ -163,10 +160,10 @@ class Runner:
         bucket = 1 if short else self._bucket_after(session.n_rows, len(ids))
         if session.n_rows < len(ids) and not short:
             self.programs.compile(prefill, self.params, bucket)
-        rest = form.sampler, form.args
-        self.programs.compile(form.function, self.params, 1, *rest, burst(1), batch=batch)
+        rest = form.sampler, form.args, burst(1)
+        self.programs.compile(form.function, self.params, 1, *rest, batch=batch)
         for size in verified:
-            self.programs.compile(verify, self.params, size, *rest)
+            self.programs.compile(verify, self.params, size, *rest[:2])
         stats.compile_seconds += self.programs.seconds - compiled
         self.kv.keep(session.n_rows)
 
@@ -174,7 +171,7 @@ class Runner:
         for start in range(session.n_rows, len(ids), bucket):
             part = ids[start : start + bucket]
             if short:  # what it draws is of no use
-                self.call(form.function, part[None], at(start), *rest, burst(1))
+                self.call(form.function, part[None], at(start), *rest)
             else:
                 self.call(prefill, *padded(part, start, bucket))
             session.n_rows = start + len(part)
@@ -183,7 +180,8 @@ class Runner:
 
     def _decode(self, session: Session, room: int, clock: Clock, form: Form) -> Iterator[int]:
         """Yield up to `room` tokens after those of the session."""
-        stop_ids, sampler = session.options.stop_ids, form.sampler
+        number, sampler = self.number, form.sampler
+        stop_ids = session.options.stop_ids
         n_last = len(session.tokens) - 1
         last = np.array([session.tokens[-1:]], np.int32)
         clock.decode_begins()
@@ -202,10 +200,46 @@ class Runner:
             with self.kv.dropped_on_failure():
                 drawn = form.read(tokens, extra, steps)
             pace.read(steps)
-            yield from self._yielded(session, drawn, clock)
-            if self.stats.finish_reason == "stop":
-                return
+            for token, mu, told in drawn:
+                if not self._take(session, token, mu, told, clock):
+                    return
+                yield token
+                self.check_current(number)
             asked, steps, (tokens, extra) = asked + after, after, following
+
+    def _speculate(
+        self, session: Session, room: int, clock: Clock, form: Form, plan: Plan
+    ) -> Iterator[int]:
+        """As `_decode`; guesses of what comes are checked, several at once, while that pays."""
+        stats, number = self.stats, self.number
+        end = stats.n_generated + room
+        plan.begin(session.tokens)
+        clock.decode_begins()
+        while stats.n_generated < end and stats.finish_reason != "stop":
+            left, n = end - stats.n_generated, len(session.tokens)
+            form, size = form.after(session), 0
+            if guesses := plan.draft(left - 1):
+                size = plan.size(len(guesses))
+                for token in self._verify(session, guesses, size, form):
+                    if not self._take(session, token, None, None, clock):
+                        return
+                    yield token
+                    self.check_current(number)
+            else:
+                yield from self._decode(session, min(left, plan.stretch), clock, form)
+            plan.drew(session.tokens[n:], size)
+
+    def _verify(self, session: Session, guesses: Sequence[int], size: int, form: Form) -> list[int]:
+        """The tokens that follow, of one call of that size: as many as the guesses were right."""
+        n_last = len(session.tokens) - 1
+        ids = np.array([session.tokens[-1], *guesses], np.int32)
+        (tokens,) = self.call(verify, *padded(ids, n_last, size), form.sampler, form.args)
+        with self.kv.dropped_on_failure():
+            drawn = np.asarray(tokens)[0].tolist()
+        n_right = common_prefix(drawn, guesses)
+        self.stats.n_drafted += len(guesses)
+        self.stats.n_accepted += n_right
+        return drawn[: n_right + 1]
 
     def _constrained(self, session: Session, room: int, clock: Clock, form: Form) -> Iterator[int]:
         """As `_decode`, one token a call: which may come next depends on the last one."""
@@ -230,51 +264,6 @@ class Runner:
             self.check_current(number)
         if constraint.finished:
             self.stats.finish_reason = "stop"
-
-    def _speculate(
-        self, session: Session, room: int, clock: Clock, form: Form, plan: Plan
-    ) -> Iterator[int]:
-        """As `_decode`; guesses of what comes are checked, several at once, while that pays."""
-        stats = self.stats
-        end = stats.n_generated + room
-        plan.begin(session.tokens)
-        clock.decode_begins()
-        while stats.n_generated < end and stats.finish_reason != "stop":
-            left, n, now = end - stats.n_generated, len(session.tokens), form.after(session)
-            guesses = plan.draft(left - 1)
-            size = plan.size(len(guesses)) if guesses else 0
-            if size:
-                drawn = ((token, None, None) for token in self._verify(session, guesses, size, now))
-                yield from self._yielded(session, drawn, clock)
-            else:
-                yield from self._decode(session, min(left, plan.stretch), clock, now)
-            plan.drew(session.tokens[n:], size)
-
-    def _verify(self, session: Session, guesses: Sequence[int], size: int, form: Form) -> list[int]:
-        """The tokens that follow, of one call of that size: as many as the guesses were right."""
-        n_last = len(session.tokens) - 1
-        ids = np.array([session.tokens[-1], *guesses], np.int32)
-        (tokens,) = self.call(verify, *padded(ids, n_last, size), form.sampler, form.args)
-        with self.kv.dropped_on_failure():
-            drawn = np.asarray(tokens)[0].tolist()
-        n_right = common_prefix(drawn, guesses)
-        self.stats.n_drafted += len(guesses)
-        self.stats.n_accepted += n_right
-        return drawn[: n_right + 1]
-
-    def _yielded(
-        self,
-        session: Session,
-        drawn: Iterable[tuple[int, float | None, Drawn | None]],
-        clock: Clock,
-    ) -> Iterator[int]:
-        """Yield tokens that were drawn, up to one that stops."""
-        number = self.number
-        for token, mu, told in drawn:
-            if not self._take(session, token, mu, told, clock):
-                return
-            yield token
-            self.check_current(number)
 
     def _take(
         self, session: Session, token: int, mu: float | None, told: Drawn | None, clock: Clock

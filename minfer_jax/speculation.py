@@ -1,8 +1,13 @@
 """Guessing the tokens to come, so that one call checks several: when that pays, and for how many.
 
 A call that runs T tokens reads the weights once, and costs less than T calls of one. So if what
-follows is guessed, and the guesses are mostly right, a text comes faster. It is the same text: a
-guess counts only if it is what is drawn (Leviathan et al. 2023, here by the draw itself).
+follows is guessed, and the guesses are mostly right, a text comes faster (Leviathan et al. 2023).
+
+It is the same text, at any temperature: a guess counts only if it is what is drawn, and a draw
+follows from the logits, the seed, the number of draws and the latest tokens. With the kernels the
+logits are those of single tokens to the bit, but where heads are normed together (OLMo 2, OLMoE):
+there, and in plain XLA, sums are taken in another order, and two tokens that are as good as equally
+likely may change places.
 """
 
 import time

@@ -233,6 +233,16 @@ def test_a_number_of_guesses_that_is_refused(plain, most):
         plain.generate_tokens(LONG[:9], 3, draft_ngram=True, draft=PromptLookup())
 
 
+@pytest.mark.parametrize("options", [{"mirostat": 2}, {"logit_bias": {5: 2.0}}])
+def test_the_extended_form_is_left_alone(make, always, options):
+    engine = make("plain")
+    expected = run(engine, LONG[:9], 12, **DRAWN, **options)
+    script = Script([*LONG[:9], *expected])
+    assert run(engine, LONG[:9], 12, draft=script, **DRAWN, **options) == expected
+    assert engine.stats.n_drafted == 0
+    assert names(engine) == ["prefill 8", "decode extended"]
+
+
 # A draft model
 
 
