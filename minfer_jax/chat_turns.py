@@ -6,12 +6,11 @@
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
-from minfer_jax import chat_session
-from minfer_jax.command import say
-from minfer_jax.conversation import Conversation, Message
+from minfer_jax.chat_session import SessionError, SessionFile
+from minfer_jax.command import say, shown
+from minfer_jax.conversation import Conversation
 from minfer_jax.gguf_header import one_line
 from minfer_jax.thinking import ThinkingSplitter
 
@@ -31,8 +30,7 @@ class Turns:
         self,
         conversation: Conversation,
         *,
-        session: Path | None,
-        saved: Sequence[Message],
+        session: SessionFile | None,
         color: bool,
         interactive: bool,
     ) -> None:
@@ -41,7 +39,6 @@ class Turns:
         Args:
             conversation: what is talked about.
             session: where it is kept, or None.
-            saved: the messages that are kept there already.
             color: whether thoughts are gray.
             interactive: whether Ctrl-C stops an answer and not the program.
         """
@@ -49,9 +46,9 @@ class Turns:
         self.n = 0
         self.failed = False
         self._session = session
-        self._saved = list(saved)
         self._color = color
         self._interactive = interactive
+        self._told = False
 
     def say(self, text: str) -> None:
         """Answer what the user says."""
@@ -62,44 +59,44 @@ class Turns:
         """Answer once more what the user said last."""
         self._turn(max(self.n, 1), "regen: ", self.conversation.regenerate)
 
-    def save(self) -> bool:
-        """Write the messages where they are kept, if there are new ones; whether they are there."""
-        if self._session is None:
-            return False
-        if self._saved != self.conversation.messages:
-            try:
-                chat_session.save(self._session, self.conversation.messages)
-            except chat_session.SessionError as e:
-                note("session", str(e))
-                return False
-            self._saved = list(self.conversation.messages)
-        return self._session.exists()
-
     def end(self) -> None:
         """Keep what there is to keep, and take leave."""
-        if self._session is not None and self.save():
-            nothing_said = all(m["role"] == "system" for m in self.conversation.messages)
-            if self.conversation.n_turns or nothing_said:
-                self._save_state(self._session)
-            note("session", f"saved {len(self._saved)} message(s) to {self._session}")
+        session, conversation = self._session, self.conversation
+        if session is not None and self._save() and session.saved is not None:
+            nothing_said = all(m["role"] == "system" for m in conversation.history)
+            if conversation.n_turns or nothing_said:
+                try:
+                    session.save_state(conversation)
+                except ValueError as e:
+                    note("session", str(e))
+            note("session", f"saved {len(session.saved)} message(s) to {session.path}")
         say("---")
         say(f"conversation ended after {self.n} turn(s)")
 
-    def _save_state(self, session: Path) -> None:
+    def _save(self) -> bool:
+        """Write the messages where they are kept; whether they are there."""
+        if (session := self._session) is None:
+            return False
+        path = session.path
         try:
-            chat_session.save_state(session, self.conversation)
-        except ValueError as e:
+            session.save(self.conversation.history)
+        except SessionError as e:
             note("session", str(e))
+            return False
+        if session.path != path:
+            note("session", f"another program has written to {path}: from here on {session.path}")
+        return True
 
     def _turn(self, n: int, label: str, begin: Callable[[], Iterator[str]]) -> bool:
         """One answer; whether there is one."""
         conversation, name = self.conversation, f"turn {n}"
         done = conversation.n_turns
         self.failed = True
-        if not conversation.model.engine.compiles:
-            say("Compiling, or loading what an earlier run compiled ...")
         try:
             pieces = begin()
+            if not self._told:
+                say("Compiling, or loading what an earlier run compiled ...")
+                self._told = True
             if conversation.n_dropped:
                 dropped = f"dropped oldest {conversation.n_dropped} turn(s)"
                 note(name, f"<<context full: {dropped}>>")
@@ -122,7 +119,7 @@ class Turns:
         if conversation.stopped_by:
             note(name, f"stopped by {conversation.stopped_by}")
         self.failed = False
-        self.save()
+        self._save()
         return True
 
     def _show(self, pieces: Iterator[str]) -> None:
@@ -130,7 +127,7 @@ class Turns:
         splitter = ThinkingSplitter(begun=self.conversation.thinks) if self._color else None
         try:
             for piece in pieces:
-                _write(_gray(splitter.push(piece)) if splitter else piece)
+                _write(_gray(splitter.push(piece)) if splitter else shown(piece))
         except BaseException as e:
             pieces.close()  # pyright: ignore  # a generator: what was said until now is recorded
             if isinstance(e, KeyboardInterrupt):
@@ -145,7 +142,9 @@ def note(name: str, text: str) -> None:
 
 
 def _gray(parts: list[tuple[str, bool]]) -> str:
-    return "".join(f"{_GRAY}{text}{_PLAIN}" if thought else text for text, thought in parts)
+    return "".join(
+        f"{_GRAY}{shown(text)}{_PLAIN}" if thought else shown(text) for text, thought in parts
+    )
 
 
 def _write(text: str) -> None:

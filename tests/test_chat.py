@@ -13,7 +13,7 @@ from pathlib import Path
 import absl.logging
 import pytest
 
-from minfer_jax import chat, chat_input, prompt_history
+from minfer_jax import chat, chat_input, chat_session, prompt_history
 from minfer_jax.chat_commands import COMMANDS, split
 from minfer_jax.chat_flags import help_text
 from minfer_jax.chat_turns import Turns
@@ -293,7 +293,7 @@ def test_a_damaged_session_is_not_lost(run, tmp_path):
 def test_a_session_that_cannot_be_written(run, tmp_path, monkeypatch):
     folder = tmp_path / "folder"
     folder.mkdir()
-    monkeypatch.setattr(chat.chat_session.whole_file, "replacing", _full)
+    monkeypatch.setattr(chat_session.whole_file, "replacing", _full)
     ran = run("hello\nworld\n", *SHORT, "--session", str(folder / "talk.json"))
     assert (ran.status, ran.out.count("\n")) == (0, 2)
     assert "talk.json cannot be written (No space left on device)\n" in ran.err
@@ -317,7 +317,7 @@ def test_ctrl_c_before_an_answer(model, monkeypatch, capsys, begin):
     """Nobody typing: it ends the command; else the turn alone, which leaves no trace."""
     conversation = Conversation(model, max_tokens=3)
     monkeypatch.setattr(model, "stream_ids", begin)
-    options = {"session": None, "saved": [], "color": False}
+    options = {"session": None, "color": False}
     with pytest.raises(KeyboardInterrupt):
         Turns(conversation, **options, interactive=False).say("hello")
     turns = Turns(conversation, **options, interactive=True)
