@@ -5,8 +5,12 @@
 [turn 2] stopped by n_predict
 """
 
+import contextlib
+import itertools
+import signal
 import sys
 from collections.abc import Callable, Iterator
+from types import FrameType
 
 from minfer_jax.chat_session import SessionError, SessionFile
 from minfer_jax.command import say, shown
@@ -126,14 +130,39 @@ class Turns:
         """Write an answer as it comes, and a line break after it."""
         splitter = ThinkingSplitter(begun=self.conversation.thinks) if self._color else None
         try:
-            for piece in pieces:
-                _write(_gray(splitter.push(piece)) if splitter else shown(piece))
+            first = next(pieces, "")
+            with _ctrl_c_waits() as asked:
+                for piece in itertools.chain([first], pieces):
+                    _write(_gray(splitter.push(piece)) if splitter else shown(piece))
+                    if asked:
+                        raise KeyboardInterrupt
         except BaseException as e:
             pieces.close()  # pyright: ignore  # a generator: what was said until now is recorded
             if isinstance(e, KeyboardInterrupt):
                 _write("\n")
             raise
         _write((_gray(splitter.flush()) if splitter else "") + "\n")
+
+
+@contextlib.contextmanager
+def _ctrl_c_waits() -> Iterator[list[int]]:
+    """While in it, the first Ctrl-C is noted and no more.
+
+    Raised in the middle of a call, it would cost the engine all that it has run of the text, and
+    the next piece is near. The second one is raised.
+    """
+    asked: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def note(name: str, text: str) -> None:
