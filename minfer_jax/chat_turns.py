@@ -56,8 +56,11 @@ class Turns:
 
     def say(self, text: str) -> None:
         """Answer what the user says."""
-        if self._turn(self.n + 1, "", lambda: self.conversation.say(text)):
-            self.n += 1
+        done = self.conversation.n_turns
+        try:
+            self._turn(self.n + 1, "", lambda: self.conversation.say(text))
+        finally:  # one that SIGTERM cuts counts too, as it is kept
+            self.n += self.conversation.n_turns - done
 
     def regenerate(self) -> None:
         """Answer once more what the user said last."""
@@ -91,8 +94,8 @@ class Turns:
             note("session", f"another program has written to {path}: from here on {session.path}")
         return True
 
-    def _turn(self, n: int, label: str, begin: Callable[[], Iterator[str]]) -> bool:
-        """One answer; whether there is one."""
+    def _turn(self, n: int, label: str, begin: Callable[[], Iterator[str]]) -> None:
+        """One answer, and the report on it."""
         conversation, name = self.conversation, f"turn {n}"
         done = conversation.n_turns
         self.failed = True
@@ -107,13 +110,13 @@ class Turns:
             self._show(pieces)
         except ValueError as e:
             note("error", str(e))
-            return False
+            return
         except KeyboardInterrupt:
             if not self._interactive:
                 raise
         if conversation.n_turns == done:
             note(name, "stopped before there was an answer: as if nothing was said")
-            return False
+            return
         stats = conversation.model.stats
         note(
             name,
@@ -124,7 +127,6 @@ class Turns:
             note(name, f"stopped by {conversation.stopped_by}")
         self.failed = False
         self._save()
-        return True
 
     def _show(self, pieces: Iterator[str]) -> None:
         """Write an answer as it comes, and a line break after it."""
@@ -138,7 +140,7 @@ class Turns:
                         raise KeyboardInterrupt
         except BaseException as e:
             pieces.close()  # pyright: ignore  # a generator: what was said until now is recorded
-            if isinstance(e, KeyboardInterrupt):
+            if not isinstance(e, OSError):  # then nobody reads it
                 _write("\n")
             raise
         _write((_gray(splitter.flush()) if splitter else "") + "\n")

@@ -38,6 +38,21 @@ def interrupted(*_, **__):
     yield
 
 
+def test_an_answer_that_is_terminated_is_kept_and_counts(model, monkeypatch, capsys):
+    conversation = Conversation(model, max_tokens=3)
+
+    def pieces(*_, **__):
+        yield "one"
+        raise SystemExit(143)
+
+    monkeypatch.setattr(model, "stream_ids", pieces)
+    turns = Turns(conversation, session=None, color=False, interactive=False)
+    with pytest.raises(SystemExit):
+        turns.say("hello")
+    assert (turns.n, capsys.readouterr().out) == (1, "one\n")
+    assert conversation.messages[-1]["content"] == "one"
+
+
 @pytest.mark.parametrize("begin", [interrupted, lambda *_, **__: next(interrupted())])
 def test_ctrl_c_before_an_answer(model, monkeypatch, capsys, begin):
     """Nobody typing: it ends the command; else the turn alone, which leaves no trace."""
