@@ -30,6 +30,7 @@ _MODULES = frozenset(
         "gguf",
         "language_model",
         "model",
+        "presets",
         "quant",
         "sampling",
         "sources",

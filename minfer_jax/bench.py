@@ -1,8 +1,8 @@
 """`python -m minfer_jax.bench [MODEL]`: prefill and decode speed, with compile and load time apart.
 
 The table goes to standard output, all else to standard error. `bench_tests` says what the tests
-are, `bench_rows` what a row says, `bench_memory` what the ceiling is, and `bench_compile` what
-`--compile` shows.
+are, `bench_rows` what a row says, `bench_memory` what the ceiling is, `bench_compile` what
+`--compile` shows, and `bench_drafts` what `--draft-ngram` and `--draft` do.
 """
 
 import signal
@@ -19,7 +19,14 @@ import resource
 import jax
 from tqdm import tqdm
 
-from minfer_jax import bench_compile, bench_memory, host, metadata_report, sources
+from minfer_jax import (
+    bench_compile,
+    bench_drafts,
+    bench_memory,
+    host,
+    metadata_report,
+    sources,
+)
 from minfer_jax.bench_flags import Options, help_text, parse
 from minfer_jax.bench_peer import LlamaBenchPeer, PackagePeer, Peer
 from minfer_jax.bench_rows import Run, backend, kernels, row, run_columns
@@ -27,9 +34,8 @@ from minfer_jax.bench_table import render
 from minfer_jax.bench_tests import BenchTest, all_tests, measure
 from minfer_jax.command import guarded, leave, say
 from minfer_jax.context import N_CTX, EngineError
-from minfer_jax.engine import Engine
 from minfer_jax.gguf import GGUFFile, open_gguf
-from minfer_jax.language_model import from_file
+from minfer_jax.language_model import LanguageModel, from_file
 from minfer_jax.model.load import read_model_config
 
 _SPARE = 16  # positions of context beyond what the tests need
@@ -61,6 +67,8 @@ def _main(argv: Sequence[str]) -> int:
     n_ctx = _n_ctx(options, tests, cfg.n_ctx_train)
     if options.compiling:
         rows, columns = _compile_rows(file, options, n_ctx), bench_compile.COLUMNS
+    elif options.drafting:
+        rows, columns = _draft_rows(file, options, n_ctx, threads), bench_drafts.COLUMNS
     else:
         peers = _peers(options)
         rows = _rows(file, options, tests, peers, n_ctx=n_ctx, threads=threads)
@@ -76,7 +84,7 @@ def _n_ctx(options: Options, tests: Sequence[BenchTest], most: int) -> int:
     Raises:
         EngineError: the model has not so many.
     """
-    if options.compiling:
+    if options.compiling or options.drafting:
         return min(options.n_ctx or N_CTX, most)  # what generate compiles for
     need = max(test.n_positions for test in tests)
     if need > most:
@@ -100,8 +108,8 @@ def _peers(options: Options) -> list[Peer]:
     return peers
 
 
-def _load(file: GGUFFile, options: Options, n_ctx: int) -> tuple[Engine, float]:
-    """The engine, and the seconds that loading it took."""
+def _load(file: GGUFFile, options: Options, n_ctx: int) -> tuple[LanguageModel, float]:
+    """The model, and the seconds that loading it took."""
     say(f"Loading model: {file.path} ...")
     begin = time.perf_counter()
     with metadata_report.loading_bar(file) as bar:
@@ -116,7 +124,7 @@ def _load(file: GGUFFile, options: Options, n_ctx: int) -> tuple[Engine, float]:
     jax.block_until_ready(model.params)
     seconds = time.perf_counter() - begin
     say(f"Loaded in {seconds:.2f}s; kernels: {kernels()}")
-    return model.engine, seconds
+    return model, seconds
 
 
 def _bar(total: int) -> tqdm:
@@ -124,7 +132,7 @@ def _bar(total: int) -> tqdm:
 
 
 def _compile_rows(file: GGUFFile, options: Options, n_ctx: int) -> list[dict[str, Any]]:
-    engine, _ = _load(file, options, n_ctx)
+    engine = _load(file, options, n_ctx)[0].engine
     with _bar(len(engine.traces()) * options.repeat) as bar:
         rows = bench_compile.measure(engine, repeat=options.repeat, on_turn=bar.update)
     shared = {
@@ -133,6 +141,30 @@ def _compile_rows(file: GGUFFile, options: Options, n_ctx: int) -> list[dict[str
         "precision": engine.cfg.precision,
         "n_ctx": engine.n_ctx,
         "kernels": kernels(),
+    }
+    return [{**shared, **row} for row in rows]
+
+
+def _draft_rows(file: GGUFFile, options: Options, n_ctx: int, threads: int) -> list[dict[str, Any]]:
+    model, _ = _load(file, options, n_ctx)
+    if options.draft is None:
+        drafts: dict[str, Any] = {"draft_ngram": options.draft_max or True}
+    else:
+        small, _ = _load(open_gguf(sources.resolve(options.draft)), options, n_ctx)
+        most = {} if options.draft_max is None else {"most": options.draft_max}
+        drafts = {"draft": model.drafter(small, **most)}
+    n_turns = len(bench_drafts.DRAWS) * len(bench_drafts.PROMPTS) * (options.repeat + 1)
+    with _bar(n_turns) as bar:
+        rows = bench_drafts.measure(
+            model, drafts, n_gen=max(options.n_gen), repeat=options.repeat, on_turn=bar.update
+        )
+    shared = {
+        "model": file.path.stem,
+        "backend": backend(),
+        "threads": threads,
+        "kernels": kernels(),
+        "precision": model.cfg.precision,
+        "n_ctx": model.engine.n_ctx,
     }
     return [{**shared, **row} for row in rows]
 
@@ -147,7 +179,8 @@ def _rows(
     threads: int,
 ) -> list[dict[str, Any]]:
     ceiling = bench_memory.ceiling(threads)
-    engine, load_seconds = _load(file, options, n_ctx)
+    model, load_seconds = _load(file, options, n_ctx)
+    engine = model.engine
     results = []
     with _bar(len(tests) * (options.repeat + 1)) as bar:
         for test in tests:

@@ -22,6 +22,7 @@ examples:
   python -m minfer_jax.bench smollm2 --vs llama.cpp --vs ik_llama.cpp
   python -m minfer_jax.bench smollm2 --llama-bench ~/llama.cpp/build/bin/llama-bench
   python -m minfer_jax.bench smollm2 --compile
+  python -m minfer_jax.bench smollm2 --draft-ngram -n 256
 """
 
 
@@ -49,6 +50,9 @@ class Options:
         peer_python: the interpreter that has the peers' packages; None for this one.
         llama_bench: a llama-bench program that stands for the package, or None.
         compiling: benchmark compiling in place of running.
+        draft_ngram: measure what guesses from the text win, in place of the tests.
+        draft: the same of a draft model, a reference; or None.
+        draft_max: guesses that one call checks at most, or None for what is usual.
     """
 
     model: str
@@ -66,6 +70,14 @@ class Options:
     peer_python: str | None
     llama_bench: str | None
     compiling: bool
+    draft_ngram: bool = False
+    draft: str | None = None
+    draft_max: int | None = None
+
+    @property
+    def drafting(self) -> bool:
+        """Whether guesses are what is measured."""
+        return self.draft_ngram or self.draft is not None
 
 
 class _Parser(argparse.ArgumentParser):
@@ -124,6 +136,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--vs-python", metavar="PATH", text="the Python that has the peer's package [this one]")
     add("--llama-bench", metavar="PATH", text="be llama.cpp by this program, not by a package")
     add("--compile", action="store_true", text="time the compiling of each program instead")
+    add(
+        "--draft-ngram",
+        action="store_true",
+        text="measure instead what guesses from the text win, on answers of at most -n tokens",
+    )
+    add("--draft", metavar="MODEL", text="the same, of guesses by a smaller model")
+    add("--draft-max", metavar="N", text="guesses checked at once [7; of a model 4]")
     return parser
 
 
@@ -156,8 +175,17 @@ def parse(argv: Sequence[str]) -> Options | None:
     else:
         repeat = _number("-r", value.repetitions, 1)
     peers = tuple(dict.fromkeys(value.vs + ["llama.cpp"] * bool(value.llama_bench)))
+    drafting = value.draft_ngram or value.draft is not None
     if value.compile and peers:
         raise FlagError("--compile times our own compiling: leave out --vs and --llama-bench")
+    if drafting and (value.compile or peers):
+        raise FlagError("--draft and --draft-ngram measure nothing else: leave out --compile, --vs")
+    if value.draft_ngram and value.draft is not None:
+        raise FlagError("--draft-ngram and --draft are both given: choose one")
+    if value.draft_max is not None and not drafting:
+        raise FlagError("--draft-max is for --draft-ngram or --draft")
+    if drafting and not any(n_gen):
+        raise FlagError("-n is 0: guesses are measured on what is generated")
     return Options(
         model=value.model,
         n_prompt=tuple(n for n in n_prompt if n),
@@ -174,6 +202,9 @@ def parse(argv: Sequence[str]) -> Options | None:
         peer_python=value.vs_python,
         llama_bench=value.llama_bench,
         compiling=value.compile,
+        draft_ngram=value.draft_ngram,
+        draft=value.draft,
+        draft_max=None if value.draft_max is None else _number("--draft-max", value.draft_max, 1),
     )
 
 

@@ -21,7 +21,7 @@ from absl import app
 
 from minfer_jax import chat_input
 from minfer_jax.chat_commands import COMMANDS, split
-from minfer_jax.chat_flags import Options, help_text, parse
+from minfer_jax.chat_flags import Options, help_all, help_text, parse
 from minfer_jax.chat_session import SessionError, SessionFile
 from minfer_jax.chat_template import ChatTemplate, ChatTemplateError
 from minfer_jax.chat_turns import Turns, note
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
         The exit status: 0 where the conversation was ended, 1 for a model that cannot be run or a
         single turn that fails, 2 for wrong usage, 130 for Ctrl-C, 143 where it was terminated.
     """
-    return guarded(lambda: with_flags(argv, help_text, parse, run))
+    return guarded(lambda: with_flags(argv, help_text, parse, run, help_all))
 
 
 def run(options: Options) -> int:

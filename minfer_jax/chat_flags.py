@@ -7,8 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from minfer_jax import sources
-from minfer_jax.flag_table import Flag, help_rows, read
-from minfer_jax.model_flags import MODEL_FLAGS, ModelOptions, model_options
+from minfer_jax.flag_table import HELP_ALL, Flag, help_rows
+from minfer_jax.model_flags import (
+    ANSWER_FLAGS,
+    LOAD_FLAGS,
+    MODEL_FLAGS,
+    ModelOptions,
+    grouped_help,
+    model_options,
+    read,
+)
+from minfer_jax.sampling_flags import SAMPLING_FLAGS
 from minfer_jax.usage import UsageError
 
 COLORS = ("on", "off", "auto")
@@ -27,7 +36,7 @@ CHAT_FLAGS = (
     Flag(
         name="color",
         kind=str,
-        text="on, off or auto: color where both outputs are terminals",
+        text="on, off or auto: where both outputs are terminals",
         default="auto",
         choices=COLORS,
     ),
@@ -41,8 +50,9 @@ FLAGS = (*CHAT_FLAGS, *MODEL_FLAGS)
 _TEXT = """\
 usage: python -m minfer_jax.chat [flags] [MODEL] [FIRST WORDS]
 
-A conversation. On a terminal, lines can be edited and recalled, Alt-Enter begins
-another line, Ctrl-C stops an answer and Ctrl-D ends; /help lists commands.
+A conversation. On a terminal, lines can be edited and recalled, Alt-Enter
+begins another line, Ctrl-C stops an answer and Ctrl-D ends; /help lists
+commands.
 Otherwise each line of standard input is answered on standard output.
 MODEL is a GGUF file, a cached name, or an alias ({aliases}) [{default}].
 
@@ -78,10 +88,24 @@ class Options:
 
 
 def help_text() -> str:
-    """Usage, examples and flags."""
-    return _TEXT.format(
-        aliases=", ".join(sources.ALIASES), default=sources.DEFAULT_MODEL, flags=help_rows(FLAGS)
+    """Usage, examples and the flags that most people want."""
+    return _help(help_rows([*CHAT_FLAGS, *(flag for flag in MODEL_FLAGS if flag.main), HELP_ALL]))
+
+
+def help_all() -> str:
+    """Usage, examples, all flags and the presets."""
+    groups = (
+        ("The conversation", CHAT_FLAGS),
+        ("The answers", ANSWER_FLAGS),
+        ("Sampling", SAMPLING_FLAGS),
+        ("The model", LOAD_FLAGS),
     )
+    return _help(grouped_help(groups))
+
+
+def _help(rows: str) -> str:
+    aliases, default = ", ".join(sources.ALIASES), sources.DEFAULT_MODEL
+    return _TEXT.format(aliases=aliases, default=default, flags=rows)
 
 
 def parse(argv: Sequence[str]) -> Options:

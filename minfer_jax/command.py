@@ -65,6 +65,7 @@ def with_flags(
     help_text: Callable[[], str],
     parse: Callable[[Sequence[str]], Options],
     run: Callable[[Options], int],
+    help_all: Callable[[], str] | None = None,
 ) -> int:
     """Read the flags of a command and run it; its exit status, 2 for wrong usage, told in a line.
 
@@ -73,7 +74,11 @@ def with_flags(
         help_text: what --help prints.
         parse: what reads them.
         run: the command; it too may raise UsageError.
+        help_all: what --help-all prints, where there is more to say.
     """
+    if help_all is not None and any(a in ("-help-all", "--help-all") for a in argv[1:]):
+        sys.stdout.write(help_all())
+        return 0
     if any(a in ("-h", "-help", "--help") for a in argv[1:]):
         sys.stdout.write(help_text())
         return 0

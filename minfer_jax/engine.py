@@ -8,15 +8,18 @@ The engine holds the text of its latest run (`Session`) and its keys and values 
 prompt that begins alike prefills only the rest, and the run can be continued, or saved for that.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 from jaxtyping import Float
 
 from minfer_jax import state_file
+from minfer_jax.batch import checked_rows, draw_rows
+from minfer_jax.burst import burst
 from minfer_jax.context import (
     CHUNK,
     MAX_TOKENS,
@@ -27,15 +30,17 @@ from minfer_jax.context import (
     common_prefix,
     whole,
 )
-from minfer_jax.kv_store import LAYOUT
+from minfer_jax.logit_rows import logit_rows
 from minfer_jax.model.config import MAX_POSITIONS, ModelConfig
 from minfer_jax.model.params import Params
-from minfer_jax.programs import Compile, all_logits, burst, decode, prefill, program_name
+from minfer_jax.programs import Compile, all_logits, prefill, program_name
+from minfer_jax.prompt_lookup import PromptLookup
+from minfer_jax.run_options import Drawn, TokenConstraint, Watch, checked_options
 from minfer_jax.run_stats import RunStats
-from minfer_jax.runner import Runner, at, padded
-from minfer_jax.sampling import SamplingParams, init_state
-from minfer_jax.sampling.state import WINDOW
-from minfer_jax.session import Expected, RunOptions, Session, Snapshot, to_parts
+from minfer_jax.runner import Runner
+from minfer_jax.sampling import WINDOW_EXTENDED, SamplingParams
+from minfer_jax.session import Expected, Session, Snapshot, identity_of, to_parts
+from minfer_jax.speculation import Drafter
 
 
 class Engine:
@@ -54,6 +59,7 @@ class Engine:
         *,
         n_ctx: int = N_CTX,
         prefill_chunk: int = CHUNK,
+        n_known: int | None = None,
     ) -> None:
         """Allocates nothing yet: the KV state is made by the first run.
 
@@ -63,15 +69,20 @@ class Engine:
             n_ctx: positions wanted; the model's own maximum bounds it.
             prefill_chunk: tokens that one prefill call takes at most. Working memory and the rings
                 of sliding layers grow with it.
+            n_known: tokens of the vocabulary that stand for something: those from there on are
+                padding, and never drawn. None for all.
 
         Raises:
-            EngineError: n_ctx or prefill_chunk is no integer, or below 1.
+            EngineError: n_ctx, prefill_chunk or n_known is no integer, or below 1.
         """
         n_ctx = whole("n_ctx", n_ctx, 1)
         self.params = params
         self.cfg = cfg
         self.n_ctx = min(n_ctx, cfg.n_ctx_train, MAX_POSITIONS)
-        self._runner = Runner(params, cfg, n_ctx=self.n_ctx, prefill_chunk=prefill_chunk)
+        known = cfg.n_vocab if n_known is None else whole("n_known", n_known, 1)
+        self._runner = Runner(
+            params, cfg, n_ctx=self.n_ctx, prefill_chunk=prefill_chunk, n_known=known
+        )
         self._session: Session | None = None
 
     def generate_tokens(
@@ -83,6 +94,13 @@ class Engine:
         context_shift: bool = False,
         n_keep: int = 0,
         reuse: bool = True,
+        logit_bias: Mapping[int, float] | None = None,
+        constraint: TokenConstraint | None = None,
+        n_logprobs: int = 0,
+        on_drawn: Callable[[Drawn], None] | None = None,
+        dry_breakers: np.ndarray | None = None,
+        draft_ngram: bool | int = False,
+        draft: Drafter | None = None,
         repeat_penalty: float = 1.0,
         **sampling: float,
     ) -> Iterator[int]:
@@ -97,40 +115,134 @@ class Engine:
             n_keep: tokens at the beginning that no shift drops; all of the prompt if negative.
             reuse: take over what the KV state holds of the prompt's beginning. The numbers are the
                 same but for rounding: chunks are cut elsewhere.
+            logit_bias: added to the logits of these tokens; -inf forbids one.
+            constraint: which tokens may come next; it moves on with the run. One that ends the text
+                should be among `stop_ids`.
+            n_logprobs: how many of the likeliest tokens `on_drawn` is told, 20 at most.
+            on_drawn: called with each token and how likely it was, before it is yielded.
+            dry_breakers: tokens that break a sequence of DRY, as `sampling.dry.breaker_tokens`
+                gives them; None for none.
+            draft_ngram: guess what follows from where the text went so before, and check several
+                guesses in one call, where that is faster; a number is the most guesses that one
+                call checks, 7 otherwise. The tokens are the same: `speculation` says how exactly.
+                It does nothing for runs that need the extended form of decode.
+            draft: guesses by other means, such as a `DraftModel`.
             repeat_penalty: as in SamplingParams, but off unless given: tokens are what the model
                 says.
             **sampling: further fields of SamplingParams.
 
         Raises:
             EngineError: the prompt is empty, too long, or holds ids outside the vocabulary;
-                max_tokens is negative; it, n_keep or a stop id is no integer; the model gives no
-                finite logits; another run has begun meanwhile.
-            ValueError: a sampling value is out of its range.
+                max_tokens is negative; it, n_keep or a stop id is no integer; a bias is no number;
+                draft_ngram is out of range, or given beside draft; the model gives no finite
+                logits; another run has begun meanwhile.
+            ValueError: a sampling value is out of its range; no token meets the constraint.
         """
-        chosen = SamplingParams(repeat_penalty=repeat_penalty, **sampling)  # pyright: ignore
-        ids = self._checked(token_ids)
-        stops, n_keep = {whole("a stop id", i) for i in stop_ids}, whole("n_keep", n_keep)
-        options = RunOptions(
-            sampling=chosen,
-            stop_ids=frozenset(i for i in stops if 0 <= i < self.cfg.n_vocab),
-            context_shift=bool(context_shift),
-            n_keep=len(ids) if n_keep < 0 else min(n_keep, MAX_POSITIONS),
+        session = self._new(
+            token_ids,
+            SamplingParams(repeat_penalty=repeat_penalty, **sampling),  # pyright: ignore
+            constraint,
+            None if on_drawn is None else Watch(n_top=n_logprobs, tell=on_drawn),
+            stop_ids=stop_ids,
+            context_shift=context_shift,
+            n_keep=n_keep,
+            logit_bias=logit_bias,
+            dry_breakers=dry_breakers,
         )
-        return self._begin(ids.tolist(), options, whole("max_tokens", max_tokens, 0), reuse)
+        drafter = _drafter(draft_ngram, draft)
+        return self._begin(session, whole("max_tokens", max_tokens, 0), reuse, drafter)
 
-    def continue_tokens(self, max_tokens: int = MAX_TOKENS) -> Iterator[int]:
+    def generate_with_logprobs(
+        self,
+        token_ids: Sequence[int],
+        max_tokens: int = MAX_TOKENS,
+        *,
+        n_logprobs: int = 0,
+        **options: Any,
+    ) -> Iterator[Drawn]:
+        """As `generate_tokens`, with how likely each token was.
+
+        Args:
+            token_ids, max_tokens, n_logprobs, **options: as there.
+        """
+        told: list[Drawn] = []
+        tokens = self.generate_tokens(
+            token_ids, max_tokens, n_logprobs=n_logprobs, on_drawn=told.append, **options
+        )
+        return (told.pop() for _ in tokens)
+
+    def generate_batch(
+        self,
+        token_ids: Sequence[int],
+        n: int,
+        max_tokens: int = MAX_TOKENS,
+        *,
+        stop_ids: Sequence[int] | frozenset[int] = (),
+        reuse: bool = True,
+        logit_bias: Mapping[int, float] | None = None,
+        constraint: TokenConstraint | None = None,
+        dry_breakers: np.ndarray | None = None,
+        ended: set[int] | None = None,
+        repeat_penalty: float = 1.0,
+        **sampling: float,
+    ) -> Iterator[tuple[int, int]]:
+        """Several texts that follow one prompt, drawn side by side: (row, token), as they come.
+
+        The prompt is run once. Row i is, but for rounding, what `generate_tokens` draws with the
+        seed plus i. Afterwards the engine holds the prompt alone, and `stats.finish_reasons` says
+        how each row ended. Rows end where the context does.
+
+        Args:
+            token_ids, max_tokens, stop_ids, reuse, logit_bias, dry_breakers, repeat_penalty: as for
+                `generate_tokens`; max_tokens is of each row.
+            n: rows, up to 16. Each takes as much memory for its keys and values as a run of one.
+            constraint: copied for each row.
+            ended: rows that the caller has enough of, and may add to at any time; they are left
+                alone from the next call on.
+            **sampling: further fields of SamplingParams.
+
+        Raises:
+            EngineError: n is out of range; there is no memory for so many; else as for
+                `generate_tokens`.
+            ValueError: as there.
+        """
+        session = self._new(
+            token_ids,
+            SamplingParams(repeat_penalty=repeat_penalty, **sampling),  # pyright: ignore
+            constraint,
+            None,
+            stop_ids=stop_ids,
+            logit_bias=logit_bias,
+            dry_breakers=dry_breakers,
+        )
+        n, max_tokens = checked_rows(n), whole("max_tokens", max_tokens, 0)
+        return self._begin_rows(session, n, max_tokens, set() if ended is None else ended, reuse)
+
+    def continue_tokens(
+        self,
+        max_tokens: int = MAX_TOKENS,
+        *,
+        draft_ngram: bool | int = False,
+        draft: Drafter | None = None,
+    ) -> Iterator[int]:
         """Tokens that the latest run, or the one that was restored, would have yielded next.
 
         It goes on as it was begun: with the same sampling values, draws, stop ids and policy.
 
         Args:
             max_tokens: how many more to draw at most.
+            draft_ngram, draft: as for `generate_tokens`.
 
         Raises:
             EngineError: there is no run to continue, or as for `generate_tokens`.
         """
-        self._held()
-        return self._continue(whole("max_tokens", max_tokens, 0))
+        session = self._held()
+        if session.options.constrained and session.constraint is None:
+            raise EngineError(
+                "the run that was saved had a constraint, which a file does not hold: begin it anew"
+            )
+        drafter = _drafter(draft_ngram, draft)
+        return self._continue(whole("max_tokens", max_tokens, 0), drafter)
 
     def logits(
         self, token_ids: Sequence[int], chunk: int | None = None
@@ -148,35 +260,11 @@ class Engine:
         Raises:
             EngineError: as for generate_tokens, or chunk is out of range.
         """
-        ids = self._checked(token_ids)
-        runner, longest = self._runner, self._runner.buckets[-1]
+        ids, longest = self._checked(token_ids), self._runner.buckets[-1]
         if chunk is not None and not 1 <= (chunk := whole("chunk", chunk)) <= longest:
             raise EngineError(f"chunk is {chunk}, expected 1 to {longest}")
         self.forget()
-        out = np.empty((len(ids), self.cfg.n_vocab), np.float32)
-        chosen = SamplingParams(temperature=0.0)
-        args, sampler = chosen.arrays(), init_state(chosen, [])
-        size = longest if chunk is None else chunk
-        bucket = runner.bucket(min(size, len(ids)))
-        if chunk == 1:
-            runner.programs.compile(decode, self.params, 1, sampler, args, burst(1))
-        else:
-            runner.programs.compile(all_logits, self.params, bucket)
-        runner.kv.keep(0)
-        for start in range(0, len(ids), size):
-            part = ids[start : start + size]
-            if chunk == 1:
-                place = at(start)
-                *_, logits, sampler = runner.call(
-                    decode, part[None], place, sampler, args, burst(1)
-                )
-                out[start] = np.asarray(logits)[0]
-            else:
-                (logits,) = runner.call(all_logits, *padded(part, start, bucket))
-                out[start : start + len(part)] = np.asarray(logits)[0, : len(part)]
-        if np.isnan(out[:, 0]).any():
-            runner.kv.drop()
-        return out
+        return logit_rows(self._runner, ids, chunk)
 
     @property
     def stats(self) -> RunStats:
@@ -228,7 +316,9 @@ class Engine:
             EngineError: nothing was run yet.
             StateError: the file cannot be written.
         """
-        state_file.write(path, self._identity(identity), *to_parts(self.snapshot()))
+        state_file.write(
+            path, identity_of(self.cfg, self.n_ctx, identity), *to_parts(self.snapshot())
+        )
 
     def load_state(self, path: str | Path, identity: str) -> None:
         """Restore the state that a file holds; where it is refused, all stays as it is.
@@ -244,7 +334,7 @@ class Engine:
             EngineError: there is no memory for the KV state.
         """
         expected = Expected(self._runner.kv, self.n_ctx, self.cfg.n_vocab)
-        identities = self._identity(identity)
+        identities = identity_of(self.cfg, self.n_ctx, identity)
         self.restore(state_file.read(path, identities, expected.check, expected.build))
 
     @property
@@ -259,10 +349,12 @@ class Engine:
 
     def traces(self) -> dict[str, Callable[[], jax.stages.Traced]]:
         """Every program that runs may need, by name: what traces it, anew at each call."""
-        chosen = SamplingParams(temperature=0.0)
-        rest = init_state(chosen, []), chosen.arrays(), burst(1)
+        watch = Watch(n_top=0, tell=lambda drawn: None)
+        runs = [self._new([0], SamplingParams(), None, who) for who in (None, watch)]
+        forms = [self._runner.form(run) for run in runs]
         programs = [(prefill, n, ()) for n in self._runner.buckets]
-        programs += [(decode, 1, rest), (all_logits, self._runner.buckets[-1], ())]
+        programs += [(form.function, 1, (form.sampler, form.args, burst(1))) for form in forms]
+        programs += [(all_logits, self._runner.buckets[-1], ())]
         return {
             program_name(function, n): partial(
                 self._runner.programs.trace, function, self.params, n, *others
@@ -279,50 +371,83 @@ class Engine:
         """(layers, slots, bytes of keys and values) of kv_state.FULL or kv_state.SLIDING."""
         return self._runner.kv.layers(kind)
 
+    def _new(
+        self,
+        token_ids: Sequence[int],
+        sampling: SamplingParams,
+        constraint: TokenConstraint | None,
+        watch: Watch | None,
+        **options: Any,
+    ) -> Session:
+        """A session that begins with a prompt; options as of `checked_options`."""
+        ids = self._checked(token_ids)
+        return Session(
+            options=checked_options(
+                self.cfg.n_vocab,
+                len(ids),
+                sampling,
+                constrained=constraint is not None,
+                **options,
+            ),
+            tokens=ids.tolist(),
+            recent=ids[-WINDOW_EXTENDED:].tolist(),
+            constraint=constraint,
+            watch=watch,
+        )
+
     def _begin(
-        self, ids: list[int], options: RunOptions, max_tokens: int, reuse: bool
+        self, session: Session, max_tokens: int, reuse: bool, drafter: Drafter | None
     ) -> Iterator[int]:
         """A run from a prompt; it begins with its first token."""
-        held = self._session
-        n = common_prefix(held.tokens[: held.n_rows], ids) if held and reuse else 0
-        session = Session(
-            options=options, tokens=ids, recent=ids[-WINDOW:], n_rows=min(n, len(ids) - 1)
-        )
-        yield from self._go_on(session, max_tokens)
+        self._take_over(session, reuse)
+        yield from self._go_on(session, max_tokens, drafter)
 
-    def _go_on(self, session: Session, max_tokens: int) -> Iterator[int]:
+    def _begin_rows(
+        self, session: Session, n: int, max_tokens: int, ended: set[int], reuse: bool
+    ) -> Iterator[tuple[int, int]]:
+        """Several runs from a prompt; they begin with their first token."""
+        self._take_over(session, reuse)
         self._runner.begin(self.params)
         if max_tokens:
             self._session = session
-            yield from self._runner.run(session, max_tokens)
+            yield from draw_rows(self._runner, session, n, max_tokens, ended)
+        else:
+            reasons = ["length"] * n
+            self._runner.stats = RunStats(n_prompt=len(session.tokens), finish_reasons=reasons)
+
+    def _take_over(self, session: Session, reuse: bool) -> None:
+        """Note how much of a session's prompt is held."""
+        held, ids = self._session, session.tokens
+        n = common_prefix(held.tokens[: held.n_rows], ids) if held and reuse else 0
+        session.n_rows = min(n, len(ids) - 1)
+
+    def _go_on(self, session: Session, max_tokens: int, drafter: Drafter | None) -> Iterator[int]:
+        self._runner.begin(self.params)
+        if max_tokens:
+            self._session = session
+            yield from self._runner.run(session, max_tokens, drafter)
         else:
             self._runner.stats = RunStats(n_prompt=len(session.tokens))
 
-    def _continue(self, max_tokens: int) -> Iterator[int]:
+    def _continue(self, max_tokens: int, drafter: Drafter | None) -> Iterator[int]:
         """The run that is held when the first token is asked for."""
-        yield from self._go_on(self._held(), max_tokens)
+        yield from self._go_on(self._held(), max_tokens, drafter)
 
     def _held(self) -> Session:
         if self._session is None:
             raise EngineError("there is no run to continue or to save: generate something first")
         return self._session
 
-    def _identity(self, model: str) -> dict[str, str]:
-        """What a saved state is bound to; cached keys are rotated already."""
-        rotated = {}
-        if self.cfg.long_rope is not None:
-            most = self.cfg.long_rope[0]
-            kind = "at most" if self.n_ctx <= most else "more than"
-            rotated["RoPE"] = f"for {kind} {most} positions"
-        return rotated | {
-            "model": model,
-            "architecture": self.cfg.arch,
-            "cache type": self.cfg.cache_dtype,
-            "precision": self.cfg.precision,
-            "layout": str(LAYOUT),
-        }
-
     def _checked(self, token_ids: Sequence[int]) -> np.ndarray:
         ids = checked_ids(token_ids, self.cfg.n_vocab)
         check_prompt_fits(len(ids), self.n_ctx, self.cfg.n_ctx_train)
         return ids
+
+
+def _drafter(draft_ngram: bool | int, draft: Drafter | None) -> Drafter | None:
+    """Where guesses come from; None for nowhere."""
+    if draft_ngram is False:
+        return draft
+    if draft is not None:
+        raise EngineError("draft_ngram and draft are both given: choose one")
+    return PromptLookup() if draft_ngram is True else PromptLookup(draft_ngram)

@@ -8,7 +8,7 @@ from absl import flags
 
 from minfer_jax.usage import UsageError, read_flags
 
-_COLUMN = 22  # where the help's second column begins, after names that are not longer
+_COLUMN = 22  # where the help's second column begins, if no name is longer
 _DEFINE: dict[type, Any] = {
     bool: flags.DEFINE_bool,
     float: flags.DEFINE_float,
@@ -30,15 +30,23 @@ class Flag:
         short: another name, of one letter.
         choices: what the text may be; empty for any.
         least: the number must not be below this.
+        argument: what Python's functions call it, where that is not its name with underscores.
+        main: whether a short help lists it.
     """
 
     name: str
     kind: type
     text: str
-    default: bool | float | str | None = None
+    default: bool | float | str | Sequence[str] | None = None
     short: str | None = None
     choices: tuple[str, ...] = ()
     least: int | None = None
+    argument: str = ""
+    main: bool = False
+
+
+HELP_ALL = Flag(name="help-all", kind=bool, text="all flags, and the presets of --config")
+"""For the last row of a short help; `command.with_flags` answers it."""
 
 
 def read(table: Sequence[Flag], argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
@@ -60,7 +68,8 @@ def read(table: Sequence[Flag], argv: Sequence[str]) -> tuple[dict[str, Any], li
         if flag.choices:
             flags.DEFINE_enum(flag.name, flag.default, flag.choices, flag.text, **names)  # pyright: ignore
         elif flag.kind is list:
-            flags.DEFINE_multi_string(flag.name, [], flag.text, **names)
+            default: Any = flag.default or []
+            flags.DEFINE_multi_string(flag.name, default, flag.text, **names)
         else:
             _DEFINE[flag.kind](flag.name, flag.default, flag.text, **names)
     positional = read_flags(values, argv)
@@ -74,11 +83,14 @@ def read(table: Sequence[Flag], argv: Sequence[str]) -> tuple[dict[str, Any], li
 
 def help_rows(table: Sequence[Flag]) -> str:
     """One line a flag: its names, what it does, and a number's default."""
-    return "\n".join(_row(flag) for flag in table)
+    names = [f"  {f'-{flag.short}, ' if flag.short else ''}--{flag.name}" for flag in table]
+    column = max(_COLUMN, *(len(name) + 1 for name in names))
+    return "\n".join(
+        name.ljust(column) + flag.text + _default(flag)
+        for name, flag in zip(names, table, strict=True)
+    )
 
 
-def _row(flag: Flag) -> str:
-    short = f"-{flag.short}, " if flag.short else ""
+def _default(flag: Flag) -> str:
     number = flag.kind in (float, int) and flag.default is not None
-    shown = f" [{flag.default}]" if number else ""
-    return f"  {short}--{flag.name} ".ljust(_COLUMN) + flag.text + shown
+    return f" [{flag.default}]" if number else ""

@@ -7,7 +7,8 @@ import dataclasses
 import gc
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 if __name__ == "__main__":  # Ctrl-C during the imports below ends it without a traceback
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -18,15 +19,16 @@ from absl import app
 from minfer_jax.command import guarded, keep_arguments, leave, say, with_flags
 from minfer_jax.context import check_prompt_fits
 from minfer_jax.engine import Engine
-from minfer_jax.generate_flags import Options, help_text, parse
+from minfer_jax.generate_flags import Options, conversation, help_all, help_text, parse
+from minfer_jax.json_lines import sample_line, token_line
 from minfer_jax.language_model import LanguageModel
 from minfer_jax.model.config import MAX_POSITIONS
 from minfer_jax.model_command import loaded, opened
 from minfer_jax.prompt import encode_prompt
+from minfer_jax.prompt_file import STANDARD_INPUT, read_text
+from minfer_jax.run_options import Drawn
 from minfer_jax.tokenizer import Tokenizer
 from minfer_jax.usage import UsageError
-
-_LONGEST_PROMPT = 64 << 20  # bytes of standard input
 
 
 def main(argv: Sequence[str]) -> int:
@@ -37,37 +39,86 @@ def main(argv: Sequence[str]) -> int:
 
     Returns:
         The exit status: 0, 1 for a model or prompt that cannot be run, 2 for wrong usage, 130 for
-        Ctrl-C.
+        Ctrl-C. With --cnv, that of `chat`.
     """
-    return guarded(lambda: with_flags(argv, help_text, parse, _run))
+    if (chat_argv := conversation(argv)) is not None:
+        from minfer_jax import chat  # which a single answer need not wait for
+
+        return chat.main(chat_argv)
+    return guarded(lambda: with_flags(argv, help_text, parse, _run, help_all))
 
 
 def _run(options: Options) -> int:
     common = options.common
+    if common.prompt is not None:
+        _check_prompt(common.prompt)  # nothing is fetched or read for no prompt
     file, cfg = opened(common)
-    prompt = _read_prompt() if common.prompt is None else common.prompt
+    prompt = _typed_prompt() if common.prompt is None else common.prompt
     tokenizer = Tokenizer.from_gguf(file)
     ids = encode_prompt(file, tokenizer, prompt, system=common.system, template=options.template)
-    if not prompt.strip() or not ids:
-        raise UsageError("the prompt is empty; give one as an argument or on standard input")
     check_prompt_fits(len(ids), cfg.n_ctx_train)
     say(f"Vocabulary: {tokenizer.n_vocab} tokens")
     say(f"Prompt: {len(ids)} tokens")
     model = loaded(file, tokenizer, common, max(common.n_ctx, len(ids)))
-    return _generate(model, ids, options)
+    if options.samples > 1:
+        return _reported(model.engine, _samples(model, prompt, options))
+    return _reported(model.engine, _answer(model, tokenizer, ids, options))
 
 
-def _generate(model: LanguageModel, ids: list[int], options: Options) -> int:
-    """Stream the answer, then report; Ctrl-C ends the one and not the other."""
-    engine, common, status = model.engine, options.common, 0
+def _answer(
+    model: LanguageModel, tokenizer: Tokenizer, ids: list[int], options: Options
+) -> Iterator[str]:
+    """The answer as it comes: its text, or a line of JSON for each token."""
+    drawn: list[Drawn] = []
+    watch: dict[str, Any] = {}
+    if options.logprobs is not None:
+        watch = {"n_logprobs": options.logprobs, "on_drawn": drawn.append}
     pieces = model.stream_ids(
         ids,
-        max_tokens=MAX_POSITIONS if common.max_tokens is None else common.max_tokens,
-        stop=common.stop,
         context_shift=options.context_shift,
         n_keep=options.keep,
-        **dataclasses.asdict(common.sampling),
+        **_arguments(options),
+        **watch,
     )
+    if options.logprobs is None:
+        return pieces
+    return _token_lines(pieces, drawn, tokenizer)
+
+
+def _token_lines(pieces: Iterator[str], drawn: list[Drawn], tokenizer: Tokenizer) -> Iterator[str]:
+    """A line for each token that was drawn until now, whether or not it completes a piece."""
+    for _ in pieces:
+        yield "".join(f"{token_line(one, tokenizer)}\n" for one in drawn)
+        drawn.clear()
+    yield "".join(f"{token_line(one, tokenizer)}\n" for one in drawn)
+
+
+def _samples(model: LanguageModel, prompt: str, options: Options) -> Iterator[str]:
+    """Several answers, a line of JSON each."""
+    texts = model.generate_many(
+        prompt,
+        options.samples,
+        system=options.common.system,
+        template=options.template,
+        **_arguments(options),
+    )
+    for i, (text, reason) in enumerate(zip(texts, model.stats.finish_reasons, strict=True)):
+        yield f"{sample_line(i, text, reason)}\n"
+
+
+def _arguments(options: Options) -> dict[str, Any]:
+    common = options.common
+    return {
+        "max_tokens": MAX_POSITIONS if common.max_tokens is None else common.max_tokens,
+        "stop": common.stop,
+        **dataclasses.asdict(common.sampling),
+        **options.extra,
+    }
+
+
+def _reported(engine: Engine, pieces: Iterator[str]) -> int:
+    """Write the pieces, then report; Ctrl-C ends the one and not the other."""
+    status = 0
     say("Compiling, or loading what an earlier run compiled ...")
     told = False
     try:
@@ -116,15 +167,18 @@ def _rate(label: str, n: int, seconds: float, rate: float) -> str:
     return f"{label}{n} tokens in {seconds:.2f}s ({rate:.1f} tok/s)"
 
 
-def _read_prompt() -> str:
-    if sys.stdin is None:
-        return ""
-    if sys.stdin.isatty():
+def _typed_prompt() -> str:
+    """What is on standard input: last of all, as a person may have to write it."""
+    if sys.stdin is not None and sys.stdin.isatty():
         say("Type the prompt, then Ctrl-D:")
-    raw = sys.stdin.buffer.read(_LONGEST_PROMPT + 1)
-    if len(raw) > _LONGEST_PROMPT:
-        raise UsageError(f"standard input holds more than {_LONGEST_PROMPT} bytes; give less")
-    return raw.decode("utf-8", "replace").removesuffix("\n").removesuffix("\r")
+    prompt = read_text(STANDARD_INPUT)
+    _check_prompt(prompt)
+    return prompt
+
+
+def _check_prompt(prompt: str) -> None:
+    if not prompt.strip():
+        raise UsageError("the prompt is empty; give one as an argument or on standard input")
 
 
 if __name__ == "__main__":

@@ -4,11 +4,13 @@ import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from minfer_jax import compile_cache, memory, sources
-from minfer_jax.context import CHUNK, MAX_TOKENS, N_CTX
+from minfer_jax.context import CHUNK, MAX_TOKENS, N_CTX, EngineError
+from minfer_jax.draft_model import USUAL, DraftModel, check_same_vocabulary
 from minfer_jax.engine import Engine
 from minfer_jax.gguf import GGUFFile, open_gguf
 from minfer_jax.model.config import ModelConfig
@@ -17,9 +19,14 @@ from minfer_jax.model.params import Params
 from minfer_jax.prompt import Messages, encode_prompt
 from minfer_jax.run_stats import RunStats
 from minfer_jax.sampling import SamplingParams
+from minfer_jax.sampling.seed import settled
 from minfer_jax.stop_strings import StopStrings
 from minfer_jax.stream_decoder import StreamDecoder
+from minfer_jax.text_options import token_options
 from minfer_jax.tokenizer import Tokenizer, TokenizerError
+
+if TYPE_CHECKING:
+    from minfer_jax.constraint import Vocabulary
 
 log = logging.getLogger("minfer_jax")
 
@@ -58,14 +65,14 @@ class LanguageModel:
         return self.engine.stats
 
     def generate_tokens(
-        self, token_ids: Sequence[int], max_tokens: int = MAX_TOKENS, **options: float
+        self, token_ids: Sequence[int], max_tokens: int = MAX_TOKENS, **options: Any
     ) -> Iterator[int]:
-        """See `Engine.generate_tokens`."""
-        return self.engine.generate_tokens(token_ids, max_tokens, **options)  # pyright: ignore
+        """See `Engine.generate_tokens`; `seed` may be None, as for `stream`."""
+        return self.engine.generate_tokens(token_ids, max_tokens, **_with_seed(options))
 
-    def continue_tokens(self, max_tokens: int = MAX_TOKENS) -> Iterator[int]:
+    def continue_tokens(self, max_tokens: int = MAX_TOKENS, **drafts: Any) -> Iterator[int]:
         """See `Engine.continue_tokens`."""
-        return self.engine.continue_tokens(max_tokens)
+        return self.engine.continue_tokens(max_tokens, **drafts)
 
     def save_state(self, path: str | Path) -> None:
         """Write what the latest run left into a file, to be continued in this process or another.
@@ -108,6 +115,23 @@ class LanguageModel:
         tokenizer = self._known_tokenizer()
         return encode_prompt(self.file, tokenizer, prompt, system=system, template=template)
 
+    def drafter(self, model: "LanguageModel", most: int = USUAL) -> DraftModel:
+        """A smaller model as `draft` of `stream` and `generate`: it guesses, and this one checks.
+
+        Args:
+            model: the smaller one, which runs nothing else meanwhile.
+            most: guesses that one call checks at most.
+
+        Raises:
+            ValueError: it is this model, its vocabulary is another, or most is out of range
+                (EngineError); one of the two has no tokenizer (TokenizerError).
+        """
+        if model.engine is self.engine:
+            raise EngineError("a model cannot draft for itself: load a smaller one beside it")
+        vocabs = [m._known_tokenizer().vocab.tokens for m in (self, model)]
+        check_same_vocabulary(*vocabs)
+        return DraftModel(model.engine, most)
+
     def stream(
         self,
         prompt: str | Messages,
@@ -118,7 +142,7 @@ class LanguageModel:
         template: bool | None = None,
         context_shift: bool = False,
         n_keep: int = 0,
-        **sampling: float,
+        **options: Any,
     ) -> Iterator[str]:
         """The answer, piece by piece.
 
@@ -131,13 +155,25 @@ class LanguageModel:
             context_shift: go on when the context is full; see `Engine.generate_tokens`.
             n_keep: tokens of the prompt, after BOS where it has one, that no shift drops; all of it
                 if negative.
-            **sampling: fields of SamplingParams, with its defaults.
+            **options: fields of SamplingParams, with its defaults (a `seed` of None, or -1, is
+                drawn: `stats.seed` says which it was); and
+
+                logit_bias: dict of token ids, or texts of single tokens, to what is added to their
+                    logits; -inf forbids one.
+                ignore_eos: whether to forbid the tokens that end an answer.
+                constraint: a `constraint.Constraint` that the answer must meet.
+                dry_breakers: texts that break a sequence of DRY.
+                draft_ngram, draft: guesses, from the text itself or from a `drafter`; the answer is
+                    the same, and comes faster where they are right: see `Engine.generate_tokens`.
+                n_logprobs, on_drawn: to be told how likely each token was, see
+                    `Engine.generate_tokens`.
 
         Yields:
             Pieces of text, whole characters each.
 
         Raises:
-            ValueError: what the engine, the tokenizer, the template or SamplingParams refuse.
+            ValueError: what the engine, the tokenizer, the template or SamplingParams refuse; no
+                token meets the constraint.
         """
         return self.stream_ids(
             self.encode_prompt(prompt, system=system, template=template),
@@ -145,7 +181,7 @@ class LanguageModel:
             stop=stop,
             context_shift=context_shift,
             n_keep=n_keep,
-            **sampling,
+            **options,
         )
 
     def stream_ids(
@@ -156,35 +192,53 @@ class LanguageModel:
         stop: Sequence[str] | str = (),
         context_shift: bool = False,
         n_keep: int = 0,
-        **sampling: float,
+        **options: Any,
     ) -> Iterator[str]:
         """As `stream`, for a prompt that is tokens already."""
         tokenizer = self._known_tokenizer()
-        chosen = {"repeat_penalty": SamplingParams.repeat_penalty, **sampling}
         tokens = self.engine.generate_tokens(
             token_ids,
             max_tokens,
-            stop_ids=tokenizer.eog_ids,
             context_shift=context_shift,
             n_keep=n_keep + tokenizer.add_bos if n_keep >= 0 else n_keep,  # as llama.cpp counts
-            **chosen,  # pyright: ignore
+            **self._token_options(options),
         )
         return self._text(tokens, tokenizer.stream_decoder(continues=True), StopStrings(stop))
 
+    def _token_options(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Options of an answer as those of its tokens."""
+        tokenizer = self._known_tokenizer()
+        options = {"repeat_penalty": SamplingParams.repeat_penalty, **_with_seed(options)}
+        return token_options(
+            tokenizer,
+            self.cfg.n_vocab,
+            lambda constraint: self._vocabulary.matcher(constraint),
+            stop_ids=tokenizer.eog_ids,
+            **options,
+        )
+
+    @functools.cached_property
+    def _vocabulary(self) -> "Vocabulary":
+        """For constraints."""
+        from minfer_jax.constraint import Vocabulary  # llguidance takes time to load
+
+        return Vocabulary(self._known_tokenizer(), self.cfg.n_vocab)
+
     def continue_stream(
-        self, *, max_tokens: int = MAX_TOKENS, stop: Sequence[str] | str = ()
+        self, *, max_tokens: int = MAX_TOKENS, stop: Sequence[str] | str = (), **drafts: Any
     ) -> Iterator[str]:
         """More of the answer that the latest run, or the one that was restored, has begun.
 
         Args:
             max_tokens: how many more tokens to draw at most.
             stop: strings that end the text, as far as they lie in this part of it.
+            **drafts: draft_ngram or draft, as for `stream`.
 
         Raises:
             ValueError: as for `Engine.continue_tokens`, and TokenizerError without a tokenizer.
         """
         decoder = self._known_tokenizer().stream_decoder(continues=True)
-        tokens = self.engine.continue_tokens(max_tokens)
+        tokens = self.engine.continue_tokens(max_tokens, **drafts)
         for token in self.engine.tokens[-_CHARACTER:]:
             decoder.push(token)  # a character that is begun is ended by what comes
         return self._text(tokens, decoder, StopStrings(stop))
@@ -210,6 +264,48 @@ class LanguageModel:
     def generate(self, prompt: str | Messages, **options) -> str:
         """The whole answer as one string; arguments as for `stream`."""
         return "".join(self.stream(prompt, **options))
+
+    def generate_many(
+        self,
+        prompt: str | Messages,
+        n: int = 4,
+        *,
+        max_tokens: int = MAX_TOKENS,
+        stop: Sequence[str] | str = (),
+        system: str | None = None,
+        template: bool | None = None,
+        **options: Any,
+    ) -> list[str]:
+        """Several answers to one prompt, drawn side by side: see `Engine.generate_batch`.
+
+        Args:
+            prompt, stop, system, template, **options: as for `stream`. A context is not shifted.
+            n: answers, up to 16. The first is that of the same seed alone, but for rounding.
+            max_tokens: how many tokens to draw at most, of each.
+
+        Returns:
+            The answers. `stats.finish_reasons` says how each ended.
+        """
+        tokenizer, ended = self._known_tokenizer(), set()
+        ids = self.encode_prompt(prompt, system=system, template=template)
+        options = self._token_options(options)
+        tokens = self.engine.generate_batch(ids, n, max_tokens, ended=ended, **options)
+        decoders = [tokenizer.stream_decoder(continues=True) for _ in range(n)]
+        stops = [StopStrings(stop) for _ in range(n)]
+        texts = [""] * n
+        for row, token in tokens:
+            if not stops[row].stopped:
+                texts[row] += stops[row].push(decoders[row].push(token))
+            if stops[row].stopped:
+                ended.add(row)
+        for row in set(range(n)) - ended:
+            texts[row] += stops[row].push(decoders[row].flush()) + stops[row].flush()
+        return texts
+
+
+def _with_seed(options: dict[str, Any]) -> dict[str, Any]:
+    """The same with a seed, where one is to be drawn."""
+    return {**options, "seed": settled(options["seed"])} if "seed" in options else options
 
 
 def load(
@@ -262,10 +358,11 @@ def from_file(
     memory.share_arenas()
     compile_cache.enable()
     cfg, params = load_model(file, precision=precision, cache_type=cache_type, on_bytes=on_bytes)
-    engine = Engine(params, cfg, n_ctx=n_ctx, prefill_chunk=prefill_chunk)
     if tokenizer is None:
         try:
             tokenizer = Tokenizer.from_gguf(file)
         except TokenizerError as e:
             log.info("%s", e)
+    known = None if tokenizer is None else max(1, min(tokenizer.n_known, cfg.n_vocab))
+    engine = Engine(params, cfg, n_ctx=n_ctx, prefill_chunk=prefill_chunk, n_known=known)
     return LanguageModel(engine, tokenizer, file)

@@ -7,7 +7,9 @@ large device arrays, which it does not serve from there: the peak would hold bot
 import contextlib
 import ctypes
 import mmap
+import re
 import sys
+from pathlib import Path
 
 _M_ARENA_MAX = -8  # malloc.h
 
@@ -30,6 +32,16 @@ def _glibc(name: str, *args: int) -> None:
         function = getattr(ctypes.CDLL(None), name, None)
         if function is not None:
             function(*args)
+
+
+def available(meminfo: Path = Path("/proc/meminfo")) -> int | None:
+    """Bytes that may still be allocated, as Linux says; None where the system does not."""
+    try:
+        text = meminfo.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    found = re.search(r"^MemAvailable:\s*(\d+) kB", text, re.MULTILINE)
+    return int(found.group(1)) * 1024 if found else None
 
 
 def large_pages(n_bytes: int) -> mmap.mmap:

@@ -29,6 +29,8 @@ def opened(options: ModelOptions) -> tuple[GGUFFile, ModelConfig]:
     logging.set_verbosity(logging.WARNING)
     logging.get_absl_handler().setFormatter(stdlib_logging.Formatter("note: %(message)s"))
 
+    if options.seed_drawn:
+        say(f"Seed: {options.sampling.seed}")
     path = sources.resolve(options.model)
     say(f"Loading model: {path} ...")
     file = open_gguf(path)

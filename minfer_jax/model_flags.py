@@ -1,41 +1,22 @@
 """The flags of every command that talks to a model, and what they come to."""
 
+import dataclasses
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from minfer_jax import sources
+from minfer_jax import flag_table, presets, sources
 from minfer_jax.context import CHUNK, MAX_TOKENS, N_CTX
 from minfer_jax.flag_table import Flag
 from minfer_jax.model.precision import PRECISIONS
+from minfer_jax.prompt_file import STANDARD_INPUT, read_text
 from minfer_jax.quant.cache import CACHE_TYPES
 from minfer_jax.sampling import SamplingParams
+from minfer_jax.sampling_flags import SAMPLING_FLAGS, is_seed_drawn, sampling_params
 from minfer_jax.usage import UsageError
 
-
-def _sampling(name: str, field: str, text: str) -> Flag:
-    default = getattr(SamplingParams, field)
-    return Flag(name=name, kind=type(default), text=text, default=default)
-
-
-SAMPLING_FLAGS = (
-    _sampling("temp", "temperature", "temperature of the draw; 0 takes the likeliest token"),
-    _sampling("top-k", "top_k", "keep the k likeliest tokens; 0 keeps all"),
-    _sampling("top-p", "top_p", "keep the likeliest up to this probability; 1 is off"),
-    _sampling("min-p", "min_p", "drop what is below this times the top probability"),
-    _sampling("repeat-penalty", "repeat_penalty", "weaken tokens among the last 64; 1 is off"),
-    _sampling(
-        "frequency-penalty",
-        "frequency_penalty",
-        "taken from a recent token's logit, per occurrence",
-    ),
-    _sampling("presence-penalty", "presence_penalty", "taken from a recent token's logit, once"),
-    _sampling("seed", "seed", "same seed, same text"),
-    Flag(name="greedy", kind=bool, text="the same as --temp 0", default=False),
-)
-MODEL_FLAGS = (
-    *SAMPLING_FLAGS,
+ANSWER_FLAGS = (
     Flag(
         name="n-predict",
         kind=int,
@@ -43,15 +24,33 @@ MODEL_FLAGS = (
         default=MAX_TOKENS,
         short="n",
         least=-1,
+        argument="max_tokens",
+        main=True,
     ),
-    Flag(name="stop", kind=list, text="end before this text; may be repeated"),
-    Flag(name="system", kind=str, text="a system message before the prompt"),
+    Flag(name="stop", kind=list, text="end before this text; may be repeated", main=True),
+    Flag(name="system", kind=str, text="a system message before the prompt", main=True),
+    Flag(
+        name="file",
+        kind=str,
+        text="a file that holds the prompt; - is standard input",
+        short="f",
+        main=True,
+    ),
+    Flag(
+        name="config",
+        kind=str,
+        text=f"{', '.join(presets.names())}; or FILE.toml",
+        main=True,
+    ),
+)
+LOAD_FLAGS = (
     Flag(
         name="n-ctx",
         kind=int,
         text="positions of context, prompt included",
         default=N_CTX,
         least=1,
+        main=True,
     ),
     Flag(
         name="prefill-chunk",
@@ -60,7 +59,14 @@ MODEL_FLAGS = (
         default=CHUNK,
         least=1,
     ),
-    Flag(name="threads", kind=int, text="CPU threads; all if not given", short="t", least=1),
+    Flag(
+        name="threads",
+        kind=int,
+        text="CPU threads; all if not given",
+        short="t",
+        least=1,
+        main=True,
+    ),
     Flag(
         name="precision",
         kind=str,
@@ -74,8 +80,15 @@ MODEL_FLAGS = (
         text=f"{', '.join(CACHE_TYPES)} [f16; at highest f32]",
         choices=tuple(CACHE_TYPES),
     ),
-    Flag(name="meta", kind=bool, text="show metadata and memory at the start", default=False),
+    Flag(
+        name="meta",
+        kind=bool,
+        text="show metadata and memory at the start",
+        default=False,
+        main=True,
+    ),
 )
+MODEL_FLAGS = (*ANSWER_FLAGS, *SAMPLING_FLAGS, *LOAD_FLAGS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,9 +97,10 @@ class ModelOptions:
 
     Attributes:
         model: a model reference.
-        prompt: the words after it, or None.
+        prompt: the words after it, or what a file holds; or None.
         system: a system message, or None.
         sampling: how to draw.
+        seed_drawn: whether its seed is one that nobody chose.
         max_tokens: tokens at most; None for as many as the context holds, or without end where
             it shifts.
         stop: strings that end the text.
@@ -102,6 +116,7 @@ class ModelOptions:
     prompt: str | None
     system: str | None
     sampling: SamplingParams
+    seed_drawn: bool
     max_tokens: int | None
     stop: tuple[str, ...]
     n_ctx: int
@@ -112,6 +127,36 @@ class ModelOptions:
     meta: bool
 
 
+def read(table: Sequence[Flag], argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """Read a command line: what a flag says goes before what --config says, and that before all.
+
+    Args, returns and raises: as `flag_table.read`, and UsageError for a preset that is none.
+    """
+    value, positional = flag_table.read(table, argv)
+    if value["config"] is None:
+        return value, positional
+    try:
+        preset = presets.load(value["config"])
+    except presets.PresetError as e:
+        raise UsageError(f"--config: {e}") from None
+    chosen = {**preset.load, **preset.generate}
+
+    def with_default(flag: Flag) -> Flag:
+        value = chosen.get(flag.argument or flag.name.replace("-", "_"), flag.default)
+        if flag.kind is str and isinstance(value, tuple):
+            value = ";".join(value)
+        return dataclasses.replace(flag, default=value)
+
+    return flag_table.read([with_default(flag) for flag in table], argv)
+
+
+def grouped_help(groups: Sequence[tuple[str, Sequence[Flag]]]) -> str:
+    """All flags under their titles, and the presets: what --help-all shows."""
+    parts = [f"{title}:\n{flag_table.help_rows(group)}" for title, group in groups]
+    rows = [f"  {name}".ljust(22) + presets.load(name).about for name in presets.names()]
+    return "\n\n".join([*parts, "Presets, for --config:\n" + "\n".join(rows)])
+
+
 def model_options(value: dict[str, Any], positional: Sequence[str]) -> ModelOptions:
     """What the flags of MODEL_FLAGS and the positional arguments come to.
 
@@ -120,16 +165,21 @@ def model_options(value: dict[str, Any], positional: Sequence[str]) -> ModelOpti
         positional: [MODEL] [PROMPT].
 
     Raises:
-        UsageError: a value is out of its range.
+        UsageError: a value is out of its range, or the prompt file cannot be used.
     """
     model, prompt = _model_and_prompt(positional)
+    if value["file"] is not None:
+        if prompt is not None:
+            raise UsageError("there are two prompts: give --file or words, not both")
+        prompt = None if value["file"] == STANDARD_INPUT else read_text(value["file"])
     return ModelOptions(
         model=model,
         prompt=prompt,
-        system=value["system"],
-        sampling=_sampling_params(value),
+        system=None if value["system"] is None else as_text(value["system"]),
+        sampling=sampling_params(value),
+        seed_drawn=is_seed_drawn(value),
         max_tokens=None if value["n-predict"] < 0 else value["n-predict"],
-        stop=tuple(value["stop"]),
+        stop=tuple(map(as_text, value["stop"])),
         n_ctx=value["n-ctx"],
         precision=value["precision"],
         cache_type=value["cache-type"],
@@ -139,30 +189,19 @@ def model_options(value: dict[str, Any], positional: Sequence[str]) -> ModelOpti
     )
 
 
-def _sampling_params(value: dict[str, Any]) -> SamplingParams:
-    try:
-        return SamplingParams(
-            temperature=0.0 if value["greedy"] else value["temp"],
-            top_k=value["top-k"],
-            top_p=value["top-p"],
-            min_p=value["min-p"],
-            repeat_penalty=value["repeat-penalty"],
-            frequency_penalty=value["frequency-penalty"],
-            presence_penalty=value["presence-penalty"],
-            seed=value["seed"],
-        )
-    except ValueError as e:
-        raise UsageError(str(e)) from None
-
-
 def _model_and_prompt(positional: Sequence[str]) -> tuple[str, str | None]:
     """Words after the model make the prompt; a lone argument with a space is a prompt."""
-    words = [w.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for w in positional]
+    words = [as_text(word) for word in positional]
     if not words:
         return sources.DEFAULT_MODEL, None
     if len(words) == 1 and _is_prompt(positional[0]):
         return sources.DEFAULT_MODEL, words[0]
     return positional[0], " ".join(words[1:]) if len(words) > 1 else None
+
+
+def as_text(word: str) -> str:
+    """An argument as text: UTF-8 whatever the locale that Python has read it by."""
+    return word.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _is_prompt(word: str) -> bool:

@@ -1,4 +1,4 @@
-"""The programs that an engine runs: three pure functions, each compiled for a number of tokens.
+"""The programs that an engine runs: pure functions, each compiled for a number of tokens.
 
 This is the one place that jits the model. What differs from run to run is data, so a program is
 compiled once for its shape.
@@ -16,14 +16,13 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from minfer_jax import memory, program_cache
+from minfer_jax.burst import Burst, drawing
+from minfer_jax.decode_extended import decode_extended
 from minfer_jax.model.config import ModelConfig
 from minfer_jax.model.forward import forward
-from minfer_jax.model.kv_state import KVState
+from minfer_jax.model.kv_state import KVState, repeated
 from minfer_jax.model.params import Params
 from minfer_jax.sampling import SamplerArgs, SamplerState, sample
-
-BURST = 16  # tokens that one call of `decode` draws at most
-STOPS = 32  # tokens that end it
 
 _cache_hits = 0  # of the compile cache, in this process
 
@@ -51,29 +50,6 @@ def prefill(
     return (forward(params, token_ids, positions, kv_state, cfg=cfg, n_out=0)[1],)
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, kw_only=True)
-class Burst:
-    """How far one call of `decode` goes.
-
-    Attributes:
-        steps: int32 [], tokens to draw, 1 to BURST.
-        stop_ids: int32 [STOPS], tokens that end it; -1 where there are fewer.
-    """
-
-    steps: Int[Array, ""]
-    stop_ids: Int[Array, " STOPS"]
-
-
-def burst(steps: int, stop_ids: frozenset[int] = frozenset()) -> Burst:
-    """A Burst with those of the stop ids that fit; of others note is to be taken on reading."""
-    known = np.full(STOPS, -1, np.int32)
-    real = sorted(i for i in stop_ids if 0 <= i < 2**31 - 1)
-    some = real[: STOPS - 1]  # a -1 stays: the token of logits that are not finite
-    known[: len(some)] = some
-    return Burst(steps=np.int32(steps), stop_ids=known)  # pyright: ignore
-
-
 def decode(
     params: Params,
     token_ids: Int[Array, "B 1"],
@@ -88,33 +64,71 @@ def decode(
     """Run a token and draw the next, again and again.
 
     Several tokens a call: what a call costs the host, up to a tenth of a small model's token, is
-    paid once. A token that stops, or the -1 of logits that are not finite, ends it, before the
-    first step too.
+    paid once. A token that stops, or the -1 of logits that are not finite, ends its row, before
+    the first step too.
 
     Returns:
-        (KV state, the tokens drawn with -1 after them, the last of them, its logits, sampler).
+        (KV state, the tokens drawn with -1 after them, the last of each row, the logits that it was
+        drawn from, sampler).
     """
-    n_batch = token_ids.shape[0]
+
+    def draw(logits: Array, step: Array, kept: tuple) -> tuple[Array, tuple]:
+        token, sampler = sample(logits, kept[1], args)
+        return token, (logits, sampler)
+
+    kept = jnp.zeros((token_ids.shape[0], cfg.n_vocab), jnp.float32), sampler
+    kv_state, tokens, last, kept = drawing(
+        params, token_ids, positions, kv_state, burst, draw, kept, cfg=cfg
+    )
+    return kv_state, tokens, last, *kept
+
+
+def verify(
+    params: Params,
+    token_ids: Int[Array, "1 T"],
+    positions: Int[Array, "1 T"],
+    kv_state: KVState,
+    sampler: SamplerState,
+    args: SamplerArgs,
+    *,
+    cfg: ModelConfig,
+) -> tuple[KVState, Int[Array, "1 T"]]:
+    """Run a token and guesses of those after it at once, and draw for as long as they are right.
+
+    A draw depends on logits, seed, number of draws and latest tokens: what is drawn is what
+    `decode` would draw, at any temperature. Rows of wrong guesses stay in the KV state: the next
+    call writes over the first of them, and the others are hidden by their position until then.
+
+    Args:
+        token_ids: the last token, then up to T - 1 guesses.
+        positions: -1 where there are fewer.
+
+    Returns:
+        (KV state, the tokens drawn). The last of them is the first that is not as guessed, or the
+        one after all guesses; -1 follows.
+    """
+    n = token_ids.shape[1]
+    logits, kv_state = forward(
+        params, token_ids, positions, kv_state, cfg=cfg, n_out=n, stepwise=True
+    )
+    guesses = jnp.where(positions < 0, -1, token_ids)[:, 1:]
 
     def goes_on(carry: tuple) -> Array:
-        step, last = carry[0], carry[1]
-        stopped = jnp.any(last[:, :, None] == burst.stop_ids[None, None, :])
-        return (step < burst.steps) & ~stopped
+        row, tokens, _ = carry
+        before = jnp.maximum(row - 1, 0)
+        drawn, guess = tokens[0, before], guesses[0, jnp.minimum(before, n - 2)]
+        return (row == 0) | (row < n) & (drawn == guess) & (guess >= 0)
 
     def one(carry: tuple) -> tuple:
-        step, last, tokens, kv_state, sampler, _ = carry
-        # Tied to the step, or plain XLA would unpack the output layer once for all, to floats.
-        last, weights = lax.optimization_barrier((last, params))
-        logits, kv_state = forward(weights, last, positions + step, kv_state, cfg=cfg)
-        token, sampler = sample(logits[:, 0], sampler, args)
-        tokens = lax.dynamic_update_slice(tokens, token[:, None], (jnp.int32(0), step))
-        return step + 1, token[:, None], tokens, kv_state, sampler, logits[:, 0]
+        row, tokens, sampler = carry
+        here = lax.dynamic_index_in_dim(logits, row, axis=1, keepdims=False)
+        token, sampler = sample(here, sampler, args)
+        tokens = lax.dynamic_update_slice(tokens, token[:, None], (jnp.int32(0), row))
+        return row + 1, tokens, sampler
 
-    tokens = jnp.full((n_batch, BURST), -1, jnp.int32)
-    logits = jnp.zeros((n_batch, cfg.n_vocab), jnp.float32)
-    carry = (jnp.int32(0), token_ids, tokens, kv_state, sampler, logits)
-    _, last, tokens, kv_state, sampler, logits = lax.while_loop(goes_on, one, carry)
-    return kv_state, tokens, last, logits, sampler
+    tokens = jnp.full((1, n), -1, jnp.int32)
+    _, tokens, _ = lax.while_loop(goes_on, one, (jnp.int32(0), tokens, sampler))
+    return kv_state, tokens
 
 
 def all_logits(
@@ -132,7 +146,13 @@ def all_logits(
 
 
 # How a program's name begins; the number of tokens follows where it varies.
-_NAMES = {prefill: "prefill", decode: "decode", all_logits: "logits"}
+_NAMES = {
+    prefill: "prefill",
+    decode: "decode",
+    decode_extended: "decode extended",
+    verify: "verify",
+    all_logits: "logits",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,25 +195,28 @@ class Programs:
         """Spent compiling so far."""
         return sum(c.seconds for c in self.compiles)
 
-    def compile(self, function: Callable, params: Params, n_tokens: int, *rest: object) -> None:
+    def compile(
+        self, function: Callable, params: Params, n_tokens: int, *rest: object, batch: int = 1
+    ) -> None:
         """Make sure that a function is compiled for so many tokens.
 
         Args:
-            function: prefill, decode or all_logits.
+            function: prefill, decode, decode_extended, verify or all_logits.
             params: weights, on one device.
             n_tokens: T.
             *rest: what the function takes after the KV state.
+            batch: B.
         """
-        if self.has(function, n_tokens):
+        if self.has(function, n_tokens, batch):
             return
-        name = program_name(function, n_tokens)
+        name = program_name(function, n_tokens, batch)
         begin, hits = time.perf_counter(), _cache_hits
-        arguments = self._arguments(params, n_tokens, rest)
+        arguments = self._arguments(params, n_tokens, rest, batch)
         path = program_cache.find((name, self._cfg, _COMPILER_OPTIONS), arguments)
         program = program_cache.load(path, arguments) if path else None
         cached = program is not None
         if program is None:
-            lowered = self.trace(function, params, n_tokens, *rest).lower()
+            lowered = self.trace(function, params, n_tokens, *rest, batch=batch).lower()
             with program_cache.instead_of_xla_s(path):
                 program = lowered.compile()
             cached = _cache_hits > hits
@@ -204,17 +227,17 @@ class Programs:
         self.compiles.append(Compile(name=name, seconds=seconds, cached=cached))
         memory.trim()
 
-    def has(self, function: Callable, n_tokens: int) -> bool:
-        """Whether a function is compiled for so many tokens."""
-        return program_name(function, n_tokens) in self._programs
+    def has(self, function: Callable, n_tokens: int, batch: int = 1) -> bool:
+        """Whether a function is compiled for so many tokens of so many sequences."""
+        return program_name(function, n_tokens, batch) in self._programs
 
     def trace(
-        self, function: Callable, params: Params, n_tokens: int, *rest: object
+        self, function: Callable, params: Params, n_tokens: int, *rest: object, batch: int = 1
     ) -> jax.stages.Traced:
         """The first stage of `compile`, of which nothing is kept; `lower()` and `compile()` follow.
 
         Args:
-            function, params, n_tokens, *rest: as for `compile`.
+            function, params, n_tokens, *rest, batch: as for `compile`.
         """
         platform = next(iter(jax.tree.leaves(params)[0].devices())).platform
         jitted = jax.jit(
@@ -222,11 +245,14 @@ class Programs:
             donate_argnums=3,
             compiler_options=_COMPILER_OPTIONS.get(platform),
         )
-        return jitted.trace(*self._arguments(params, n_tokens, rest))
+        return jitted.trace(*self._arguments(params, n_tokens, rest, batch))
 
-    def _arguments(self, params: Params, n_tokens: int, rest: tuple) -> tuple:
-        tokens = jax.ShapeDtypeStruct((1, n_tokens), jnp.int32)
-        return params, tokens, tokens, self._kv_shape, *rest
+    def _arguments(self, params: Params, n_tokens: int, rest: tuple, batch: int) -> tuple:
+        tokens = jax.ShapeDtypeStruct((batch, n_tokens), jnp.int32)
+        kv_shape = self._kv_shape
+        if batch > 1:
+            kv_shape = jax.eval_shape(partial(repeated, batch=batch), kv_shape)
+        return params, tokens, tokens, kv_shape, *rest
 
     def call(
         self,
@@ -238,10 +264,14 @@ class Programs:
         *rest: object,
     ) -> tuple:
         """Run a compiled function; the KV state is donated, and the first result is the new one."""
-        program = self._programs[program_name(function, tokens.shape[1])]
+        n_batch, n_tokens = tokens.shape
+        program = self._programs[program_name(function, n_tokens, n_batch)]
         return program(params, tokens, positions, kv_state, *rest)
 
 
-def program_name(function: Callable, n_tokens: int) -> str:
-    """What a function, compiled for so many tokens, is called."""
-    return _NAMES[function] if function is decode else f"{_NAMES[function]} {n_tokens}"
+def program_name(function: Callable, n_tokens: int, batch: int = 1) -> str:
+    """What a function, compiled for so many tokens of so many sequences, is called."""
+    name = _NAMES[function]
+    if function not in (decode, decode_extended):
+        name += f" {n_tokens}"
+    return name if batch == 1 else f"{name} x{batch}"

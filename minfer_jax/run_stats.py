@@ -1,7 +1,7 @@
 """What a run did, and how long it took."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(kw_only=True)
@@ -11,31 +11,45 @@ class RunStats:
     Attributes:
         n_prompt: tokens that the run began with: of the prompt, or of all that it continued.
         n_reused: tokens of those that an earlier run had left in the KV state: not prefilled.
-        n_generated: tokens that were yielded.
+        n_generated: tokens that were yielded, of all rows.
         n_dropped: tokens that shifts of the context have dropped.
+        n_drafted: guesses that were checked, see `speculation`.
+        n_accepted: those that were right.
         prefill_seconds: until the first token was drawn; compiling and allocating are not in it.
         decode_seconds: of all decode steps, the one that drew the first token included, shifts of
             the context, and what the consumer did in between.
         total_seconds: until the latest token was drawn. That first step is in both of the others.
         compile_seconds: spent on programs that this run needed first.
+        seed: of its draws; None where nothing was to be drawn.
         finish_reason: "length" (max_tokens or the context was reached), "stop", or
-            "interrupted" where whoever consumes the run says so.
+            "interrupted" where whoever consumes the run says so. Of several rows, "stop" where all
+            of them have stopped.
+        finish_reasons: of several rows, why each of them ended.
     """
 
     n_prompt: int = 0
     n_reused: int = 0
     n_generated: int = 0
     n_dropped: int = 0
+    n_drafted: int = 0
+    n_accepted: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     total_seconds: float = 0.0
     compile_seconds: float = 0.0
+    seed: int | None = None
     finish_reason: str = "length"
+    finish_reasons: list[str] = field(default_factory=list)
 
     @property
     def n_prefilled(self) -> int:
         """Tokens that the run began with and had to run itself."""
         return self.n_prompt - self.n_reused
+
+    @property
+    def acceptance(self) -> float:
+        """Share of the guesses that were right; 0 where none was checked."""
+        return self.n_accepted / self.n_drafted if self.n_drafted else 0.0
 
     @property
     def prefill_rate(self) -> float:

@@ -2,41 +2,31 @@
 
 A `Snapshot` is all of it as a value. As a file (`state_file`) it is a header
 
-    {"n_drawn": .., "n_rows": .., "first": [.., ..], "context_shift": ..,
-     "n_keep": .., "sampling": {..}}
+    {"n_drawn": .., "n_rows": .., "first": [.., ..], "context_shift": .., "n_keep": ..,
+     "sampling": {..}, "mu": .., "constrained": .., "extras": [..]}
 
-and arrays: tokens, recent and stop_ids as int32, then those of its `Rows`.
+and arrays: tokens, recent and stop_ids as int32, those that `extras` names (see `_EXTRAS`), then
+those of its `Rows`. The last three of the header may be missing, as in files of earlier versions. A
+constraint itself is not in the file: such a run cannot be continued from there.
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from minfer_jax.kv_store import KVStore, Rows
-from minfer_jax.model.config import MAX_POSITIONS
-from minfer_jax.sampling import SamplingParams
-from minfer_jax.sampling.state import WINDOW
+from minfer_jax.kv_store import LAYOUT, KVStore, Rows
+from minfer_jax.model.config import MAX_POSITIONS, ModelConfig
+from minfer_jax.run_options import RunOptions, TokenConstraint, Watch, checked_bias
+from minfer_jax.sampling import WINDOW_EXTENDED, SamplingParams
+from minfer_jax.sampling.args import n_words
 from minfer_jax.state_file import StateError
 
-
-@dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """How a run was asked to go on.
-
-    Attributes:
-        sampling: how to draw.
-        stop_ids: tokens that end the run.
-        context_shift: whether to make room when the context is full, or to end.
-        n_keep: tokens at the beginning that stay then.
-    """
-
-    sampling: SamplingParams
-    stop_ids: frozenset[int]
-    context_shift: bool
-    n_keep: int
+# Further arrays that a file may hold, with their dtype there.
+_EXTRAS = {"bias_ids": "int32", "bias_values": "float32", "breakers": "int32"}
 
 
 @dataclass(kw_only=True)
@@ -50,6 +40,10 @@ class Session:
         recent: the latest tokens, for the penalties; dropped ones are among them.
         n_drawn: tokens yielded so far. What was drawn ahead and not yielded is drawn again.
         n_rows: positions, below len(tokens), that were run.
+        mu: the sampler's bound of surprise (mirostat) after them; None before the first.
+        constraint: what the text must meet, as far as it goes; None where there is none, or where
+            the session comes from a file.
+        watch: who is told how likely the tokens are.
     """
 
     options: RunOptions
@@ -57,17 +51,26 @@ class Session:
     recent: list[int]
     n_drawn: int = 0
     n_rows: int = 0
+    mu: float | None = None
+    constraint: TokenConstraint | None = None
+    watch: Watch | None = None
 
-    def take(self, token: int) -> None:
+    def take(self, token: int, mu: float | None = None) -> None:
         """Note a token that is about to be yielded."""
         self.n_rows = len(self.tokens)
         self.tokens.append(token)
-        self.recent = [*self.recent[1 - WINDOW :], token]
+        self.recent = [*self.recent[1 - WINDOW_EXTENDED :], token]
         self.n_drawn += 1
+        self.mu = mu
 
     def copy(self) -> "Session":
         """Another of the same values."""
-        return dataclasses.replace(self, tokens=list(self.tokens), recent=list(self.recent))
+        return dataclasses.replace(
+            self,
+            tokens=list(self.tokens),
+            recent=list(self.recent),
+            constraint=None if self.constraint is None else self.constraint.copy(),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -81,21 +84,54 @@ class Snapshot:
 def to_parts(snapshot: Snapshot) -> tuple[dict[str, Any], list[np.ndarray]]:
     """(header, arrays) of a file."""
     session, options = snapshot.session, snapshot.session.options
-    whole = ("top_k", "seed")
-    sampling = {  # numbers may be numpy's, or longer than what JSON takes
-        name: min(int(value), 2**64 - 1) if name in whole else float(value)
-        for name, value in dataclasses.asdict(options.sampling).items()
-    }
+    extras = _extras(options)
     header = {
         "n_drawn": session.n_drawn,
         "n_rows": snapshot.rows.n,
         "first": list(snapshot.rows.first),
         "context_shift": options.context_shift,
         "n_keep": options.n_keep,
-        "sampling": sampling,
+        "sampling": options.sampling.plain(),
+        "mu": session.mu,
+        "constrained": options.constrained,
+        "extras": list(extras),
     }
     lists = (session.tokens, session.recent, sorted(options.stop_ids))
-    return header, [*(np.array(ids, np.int32) for ids in lists), *snapshot.rows.arrays]
+    arrays = [np.array(ids, np.int32) for ids in lists]
+    return header, [*arrays, *extras.values(), *snapshot.rows.arrays]
+
+
+def _extras(options: RunOptions) -> dict[str, np.ndarray]:
+    """The arrays of a file that not every run has."""
+    found = {}
+    if options.bias:
+        found["bias_ids"] = np.array(list(options.bias), np.int32)
+        found["bias_values"] = np.array(list(options.bias.values()), np.float32)
+    if options.breakers is not None:
+        found["breakers"] = options.breakers.view(np.int32)
+    return found
+
+
+def identity_of(cfg: ModelConfig, n_ctx: int, model: str) -> dict[str, str]:
+    """What a saved state is bound to; cached keys are rotated already.
+
+    Args:
+        cfg: of the model.
+        n_ctx: of the engine.
+        model: what tells the weights from others, such as their file's digest.
+    """
+    rotated = {}
+    if cfg.long_rope is not None:
+        most = cfg.long_rope[0]
+        kind = "at most" if n_ctx <= most else "more than"
+        rotated["RoPE"] = f"for {kind} {most} positions"
+    return rotated | {
+        "model": model,
+        "architecture": cfg.arch,
+        "cache type": cfg.cache_dtype,
+        "precision": cfg.precision,
+        "layout": str(LAYOUT),
+    }
 
 
 class Expected:
@@ -134,11 +170,32 @@ class Expected:
             isinstance(first, list) and len(first) == 2 and all(_is_count(f, n_rows) for f in first)
         ):
             raise StateError(f"first is {first!r}, expected two positions up to {n_rows}")
-        if not 1 <= n_recent <= WINDOW or n_stops > self._n_vocab:
+        if not 1 <= n_recent <= WINDOW_EXTENDED or n_stops > self._n_vocab:
             raise StateError(f"it has {n_recent} recent tokens and {n_stops} that stop")
+        n = 3 + len(self._check_extras(header, arrays[3:]))
         expected = self._store.expected(n_rows, (first[0], first[1]))
-        if arrays[3:] != expected:
-            raise StateError(f"its keys and values are {arrays[3:]}, expected {expected}")
+        if arrays[n:] != expected:
+            raise StateError(f"its keys and values are {arrays[n:]}, expected {expected}")
+
+    def _check_extras(
+        self, header: dict[str, Any], arrays: list[tuple[tuple[int, ...], np.dtype]]
+    ) -> list[str]:
+        """The names of the extras, which the first of these arrays are."""
+        names: Any = header.get("extras", [])
+        known = list(_EXTRAS)
+        if names not in ([], known[:2], known[2:], known) or len(arrays) < len(names):
+            raise StateError(f"extras is {names!r}, expected names of {known}")
+        shapes = {}
+        for name, (shape, dtype) in zip(names, arrays, strict=False):
+            shapes[name] = shape
+            if len(shape) != 1 or dtype != np.dtype(_EXTRAS[name]):
+                raise StateError(f"{name} is {dtype} {list(shape)}")
+        n_bias, words = shapes.get("bias_ids", (0,)), n_words(self._n_vocab)
+        if shapes.get("bias_values", (0,)) != n_bias or n_bias[0] > self._n_vocab:
+            raise StateError(f"it has {n_bias[0]} tokens with a bias")
+        if shapes.get("breakers", (words,)) != (words,):
+            raise StateError(f"breakers has {shapes['breakers'][0]} words, expected {words}")
+        return names
 
     def build(self, header: dict[str, Any], arrays: Sequence[np.ndarray]) -> Snapshot:
         """The snapshot, of a header and arrays that `check` has passed.
@@ -150,17 +207,30 @@ class Expected:
         for ids in (tokens, recent):
             if ids.min() < 0 or ids.max() >= self._n_vocab:
                 raise StateError(f"it has tokens outside the vocabulary of {self._n_vocab}")
-        if not isinstance(header.get("context_shift"), bool):
-            raise StateError("context_shift is neither true nor false")
+        flags = {"constrained": False, **header}
+        for name in ("context_shift", "constrained"):
+            if not isinstance(flags.get(name), bool):
+                raise StateError(f"{name} is neither true nor false")
+        mu = header.get("mu")
+        if mu is not None and not (isinstance(mu, float) and math.isfinite(mu)):
+            raise StateError(f"mu is {mu!r}, expected a number")
+        names = header.get("extras", [])
+        extras = dict(zip(names, arrays[3:], strict=False))
         try:
-            sampling = SamplingParams(**header["sampling"])
+            sampling = SamplingParams.from_plain(header["sampling"])
+            ids, values = (extras.get(f"bias_{x}", np.zeros(0)).tolist() for x in ("ids", "values"))
+            bias = checked_bias(self._n_vocab, dict(zip(ids, values, strict=True)))
         except (KeyError, TypeError, ValueError) as e:
             raise StateError(f"its sampling values: {e}") from None
+        breakers = extras.get("breakers")
         options = RunOptions(
             sampling=sampling,
             stop_ids=frozenset(stop_ids.tolist()),
-            context_shift=header["context_shift"],
+            context_shift=flags["context_shift"],
             n_keep=header["n_keep"],
+            bias=bias,
+            breakers=None if breakers is None else breakers.view(np.uint32),
+            constrained=flags["constrained"],
         )
         n, (full, sliding) = header["n_rows"], header["first"]
         return Snapshot(
@@ -170,8 +240,9 @@ class Expected:
                 recent=recent.tolist(),
                 n_drawn=header["n_drawn"],
                 n_rows=n,
+                mu=mu,
             ),
-            rows=Rows(n=n, first=(full, sliding), arrays=tuple(arrays[3:])),
+            rows=Rows(n=n, first=(full, sliding), arrays=tuple(arrays[3 + len(names) :])),
         )
 
 

@@ -32,6 +32,7 @@ from minfer_jax.vocab import (
     NORMAL,
     SPACE,
     UNKNOWN,
+    UNUSED,
     USER_DEFINED,
     TokenizerError,
     Vocab,
@@ -146,6 +147,12 @@ class Tokenizer:
     def n_vocab(self) -> int:
         """Number of tokens."""
         return len(self.vocab.tokens)
+
+    @property
+    def n_known(self) -> int:
+        """Number of tokens without those at the end that only fill up the vocabulary."""
+        used = np.flatnonzero(np.asarray(self.vocab.kinds) != UNUSED)
+        return int(used[-1]) + 1 if used.size else self.n_vocab
 
     @property
     def tokens(self) -> Sequence[str]:

@@ -37,6 +37,19 @@ def one_compile_cache(tmp_path_factory):
         yield
 
 
+@pytest.fixture(scope="session")
+def _compiled_by_commands(tmp_path_factory) -> str:
+    return str(tmp_path_factory.mktemp("compiled"))
+
+
+@pytest.fixture(scope="module")
+def cache_of_commands(_compiled_by_commands):
+    """As `one_compile_cache`, for all modules that run `tiny_models.command_model`."""
+    with pytest.MonkeyPatch.context() as patch, compile_cache_of(None):
+        patch.setenv(compile_cache.VARIABLE, _compiled_by_commands)
+        yield
+
+
 @pytest.fixture(scope="module")
 def shared_compiles(tmp_path_factory):
     """A fresh engine finds in jax's cache what an engine like it has compiled before."""

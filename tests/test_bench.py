@@ -13,7 +13,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from minfer_jax import bench, bench_compile, bench_memory, bench_tests, host
+from minfer_jax import bench, bench_compile, bench_drafts, bench_memory, bench_tests, host
 from minfer_jax.bench_flags import parse
 from minfer_jax.bench_peer import Job, PackagePeer
 from minfer_jax.bench_process import PeerError
@@ -310,6 +310,7 @@ def test_compile_times_every_program(run, path):
     assert [row["program"] for row in rows] == [
         "prefill 32",
         "decode",
+        "decode extended",
         "logits 32",
     ]
     for row in rows:
@@ -320,7 +321,7 @@ def test_compile_times_every_program(run, path):
     # Each program was compiled once and found once; whatever small ones are beside them do as well.
     assert hits.count("/jax/compilation_cache/cache_hits") >= len(rows)
     logits = 32 * 96 * 4  # bytes; and a pointer to them
-    assert logits <= rows[2]["output_bytes"] - rows[0]["output_bytes"] <= logits + 64
+    assert logits <= rows[3]["output_bytes"] - rows[0]["output_bytes"] <= logits + 64
 
 
 def test_compile_as_a_table(engine):
@@ -395,3 +396,34 @@ def test_ctrl_c_and_a_closed_pipe_are_quiet(path):
         timeout=60,
     )
     assert (end.stdout, end.stderr) == ("0\n", "")
+
+
+# Guesses
+
+
+@pytest.fixture(scope="module")
+def speaking(tmp_path_factory) -> str:
+    data = tiny_models.tiny_text_model(n_layer=1, n_ctx=2048)
+    return str(tiny_models.save(tmp_path_factory.mktemp("models"), data, "speaking.gguf").path)
+
+
+def test_guesses_are_measured_beside_none(run, path, speaking):
+    ran = run(speaking, "--draft-ngram", "-n", "20", "-r", "2", "-o", "json")
+    assert ran.status == 0
+    rows = json.loads(ran.out)
+    assert [row["test"] for row in rows][:3] == ["edit", "edit t=0.8", "quotes"]
+    for row in rows:
+        assert row["same"] is True and row["model"] == "speaking"
+        assert 0 < row["n_generated"] <= 20 < row["n_prompt"]
+        assert 0 <= row["n_accepted"] <= row["n_drafted"]
+        assert len(row["samples_plain"]) == len(row["samples_drafted"]) == 2
+        assert row["ratio"] > 0
+    ran = run(speaking, "--draft", speaking, "--draft-max", "2", "-n", "4", "-r", "1")
+    assert ran.status == 0 and ran.out.count("yes") == len(rows)
+    head = [cell.strip() for cell in ran.out.splitlines()[0].split("|")[1:-1]]
+    assert head == list(bench_drafts.COLUMNS)
+
+
+def test_guesses_need_a_model_that_speaks_alike(run, path, speaking):
+    assert "no tokenizer" in run(path, "--draft-ngram").err.splitlines()[-1]
+    assert "no tokenizer" in run(speaking, "--draft", path).err.splitlines()[-1]

@@ -57,6 +57,28 @@ def test_all_flags_in_any_order():
     )
 
 
+def test_drafts_are_measured_alone():
+    assert not options().drafting
+    found = options("--draft-ngram", "--draft-max", "5", "-n", "64")
+    assert (found.drafting, found.draft_ngram, found.draft, found.draft_max) == (
+        True,
+        True,
+        None,
+        5,
+    )
+    assert (options("--draft", "x").draft, options("--draft", "x").drafting) == ("x", True)
+    for words, said in (
+        ("--draft x --draft-ngram", "choose one"),
+        ("--draft-ngram --compile", "leave out --compile"),
+        ("--draft x --vs llama.cpp", "leave out --compile, --vs"),
+        ("--draft-max 3", "--draft-max is for"),
+        ("--draft-ngram --draft-max 0", "--draft-max has '0'"),
+        ("--draft-ngram -n 0", "-n is 0"),
+    ):
+        with pytest.raises(FlagError, match=said):
+            options(*words.split())
+
+
 def test_zero_leaves_a_test_out_and_a_number_counts_once():
     assert options("-p", "0").n_prompt == ()
     assert options("-n0", "-p", "7,0,7").n_prompt == (7,)

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from minfer_jax.chat_flags import FLAGS, Options, help_text, parse
+from minfer_jax import presets
+from minfer_jax.chat_flags import CHAT_FLAGS, FLAGS, Options, help_all, help_text, parse
+from minfer_jax.flag_table import HELP_ALL
 from minfer_jax.model_flags import ModelOptions
 from minfer_jax.usage import UsageError
 
@@ -81,13 +83,28 @@ def test_what_is_wrong_is_refused_in_one_line(argv, message):
     assert str(caught.value).isprintable()
 
 
-def test_help_fits_a_terminal_and_names_every_flag():
+def test_help_fits_a_terminal():
     lines = help_text().splitlines()
     assert lines[0] == "usage: python -m minfer_jax.chat [flags] [MODEL] [FIRST WORDS]"
-    assert len(lines) <= 45
-    assert max(map(len, lines)) <= 81
-    rows = [line for line in lines if line.startswith("  -")]
-    assert len(rows) == len(FLAGS)
-    for flag, row in zip(FLAGS, rows, strict=True):
-        assert f"--{flag.name} " in row
-        assert flag.text in row
+    assert len(lines) <= 40
+    assert max(map(len, [*lines, *help_all().splitlines()])) <= 80
+
+
+def test_help_names_every_flag():
+    short = [*CHAT_FLAGS, *(flag for flag in FLAGS if flag.main), HELP_ALL]
+    for text, flags in ((help_text(), short), (help_all(), FLAGS)):
+        rows = [line for line in text.splitlines() if line.startswith("  -")]
+        assert len(rows) == len(flags)
+        for flag in flags:
+            assert [row for row in rows if f"--{flag.name} " in row and flag.text in row], flag
+
+
+def test_a_preset_and_first_words_from_a_file(tmp_path):
+    (tmp_path / "first.txt").write_bytes(b"Good\r\nmorning.\r\n")
+    found = options("--config", "chat", "-f", str(tmp_path / "first.txt"), "--top-p", "1").common
+    preset = presets.load("chat")
+    assert found.prompt == "Good\nmorning."
+    assert found.sampling.temperature == preset.generate["temperature"]
+    assert (found.sampling.top_p, found.n_ctx) == (1.0, preset.load["n_ctx"])
+    with pytest.raises(UsageError, match="no preset 'talk'"):
+        options("--config", "talk")

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from minfer_jax import generate, model_command
-from minfer_jax.generate_flags import help_text
+from minfer_jax.generate_flags import help_all, help_text
 from minfer_jax.language_model import LanguageModel, load
 from tests.helpers import tiny_models
 from tests.helpers.gguf_builder import dense
@@ -191,23 +191,6 @@ def test_a_context_that_shifts(run, path, model):
 # The prompt
 
 
-@pytest.mark.parametrize(
-    ("data", "prompt"),
-    [
-        (b"hello\n", "hello"),
-        (b"hello\r\n", "hello"),
-        (b"hello", "hello"),
-        (b"two\r\nlines\n\n", "two\r\nlines\n"),
-        (" 東京\n".encode(), " 東京"),
-        (b"caf\xe9 \xff\n", "caf\ufffd \ufffd"),
-        (b"", ""),
-    ],
-)
-def test_the_prompt_comes_from_standard_input(monkeypatch, data, prompt):
-    type_in(monkeypatch, data)
-    assert generate._read_prompt() == prompt
-
-
 def test_without_a_standard_input_there_is_no_prompt(monkeypatch, run, path):
     monkeypatch.setattr(sys, "stdin", None)
     assert "the prompt is empty" in refused(run(path), 2)
@@ -220,10 +203,72 @@ def test_an_empty_prompt(monkeypatch, run, path, data):
     assert "the prompt is empty" in refused(run(path, data.decode(), "--no-template"), 2)
 
 
+@pytest.mark.parametrize("name", ["-f", "-"])
+def test_the_prompt_from_a_file_or_a_pipe(monkeypatch, run, tmp_path, path, model, name):
+    """As Windows may have written it: with a mark, and lines that end in CRLF."""
+    data = b"\xef\xbb\xbfhello\r\nworld\r\n"
+    (tmp_path / "ask.txt").write_bytes(data)
+    type_in(monkeypatch, data)
+    ran = run(path, "-f", str(tmp_path / "ask.txt") if name == "-f" else "-", *GREEDY)
+    assert ran.out == model.generate("hello\nworld", max_tokens=24, temperature=0.0)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [(None, "does not exist"), (b"", "is empty"), (b"\r\n", "is empty"), (b"a\0b", "is no text")],
+)
+def test_no_model_is_looked_for_without_a_prompt(run, tmp_path, data, message):
+    if data is not None:
+        (tmp_path / "ask.txt").write_bytes(data)
+    ran = run("no-such-model", "-f", str(tmp_path / "ask.txt"))
+    assert message in refused(ran, 2)
+    assert len(ran.err.splitlines()) == 1
+
+
+# Edges: what the library does there is in test_edges
+
+
+def test_a_seed_that_is_drawn_is_told(run, path):
+    hot = ("--temp", "2", "--top-k", "0", "-n", "16")
+    first, second = (run(path, "hello", *hot, "--seed", "-1") for _ in range(2))
+    assert first.out != second.out
+    seed = re.findall(r"^Seed: (\d+)$", first.err, re.MULTILINE)
+    again = run(path, "hello", *hot, "--seed", *seed)
+    assert again.out == first.out
+    assert "Seed: " not in again.err
+
+
+def test_a_preset(run, path, model, tmp_path):
+    preset = tmp_path / "mine.toml"
+    preset.write_text("[load]\nn_ctx = 96\n[generate]\ntemperature = 0\nmax_tokens = 7\n")
+    ran = run(path, "hello", "--config", str(preset), "--meta")
+    assert ran.out == model.generate("hello", max_tokens=7, temperature=0.0)
+    assert "(96 positions," in ran.err
+
+
+def test_a_context_that_the_prompt_fills(run, folder):
+    """As many tokens as the model was made for: one more is drawn. With one more: refused."""
+    data = tiny_models.tiny_text_model(n_layer=1, n_ctx=24)
+    small = str(tiny_models.save(folder, data, "small.gguf").path)
+    for n, drawn in ((24, 1), (22, 3)):
+        ran = run(small, "z" * n, "--no-template", "-n", "-1", "--temp", "9", "--seed", "1")
+        assert f"Generated: {drawn} tokens" in ran.err
+        assert "Finished: length" in ran.err
+    message = refused(run(small, "z" * 25, "--no-template"), 1)
+    assert message == "the prompt has 25 tokens, but the context holds 24: shorten it"
+
+
+def test_a_model_of_numbers_that_are_none(run, folder):
+    tensors = {"output_norm.weight": dense(np.full(64, np.nan, np.float32))}
+    data = tiny_models.tiny_text_model(n_layer=1, tensors=tensors)
+    broken = str(tiny_models.save(folder, data, "broken.gguf").path)
+    assert "the model gave no finite logits at position 19" in refused(run(broken, "hello"), 1)
+
+
 # Refusals
 
 
-@pytest.mark.parametrize("argv", [["--no-such-flag"], ["--temp=hot"], ["-n", "-5"], ["--seed=-1"]])
+@pytest.mark.parametrize("argv", [["--no-such-flag"], ["--temp=hot"], ["-n", "-5"], ["--seed=-2"]])
 def test_wrong_usage(run, argv):
     ran = run("model.gguf", "hello", *argv)
     refused(ran, 2)
@@ -233,6 +278,7 @@ def test_wrong_usage(run, argv):
 @pytest.mark.parametrize("flag", ["-h", "--help", "-help"])
 def test_help(run, flag):
     assert run("model.gguf", flag, "--nonsense") == Ran(0, help_text(), "")
+    assert run("--help-all", flag) == Ran(0, help_all(), "")
 
 
 def test_files_that_are_none(run, folder, path):
@@ -337,6 +383,24 @@ def test_a_whole_run_with_one_thread(path, model):
     text = model.generate("hello world", max_tokens=24, temperature=0.0)
     assert ran.stdout == text.encode()
     assert ran.stderr.count(b"\nPrefill: ") == ran.stderr.count(b"\nGenerated: ") == 1
+
+
+def test_an_odd_environment(path, model, tmp_path):
+    """A locale of ASCII alone, a home that is no folder, and nowhere to keep what is compiled."""
+    (tmp_path / "ask.txt").write_bytes("\ufeffhéllo\r\n".encode())
+    names = ("MINFER_COMPILE_CACHE", "JAX_COMPILATION_CACHE_DIR")
+    odd = {
+        **{name: value for name, value in os.environ.items() if name not in names},
+        **{"HOME": "/dev/null", "LC_ALL": "C", "LANG": "C", "PYTHONCOERCECLOCALE": "0"},
+        **{"PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii:strict"},
+    }
+    argv = [path, "-f", str(tmp_path / "ask.txt"), "--system", "Kürze.", *GREEDY]
+    ran = subprocess.run([*COMMAND, *argv], capture_output=True, timeout=120, env=odd)
+    assert ran.returncode == 0, ran.stderr
+    options = {"system": "Kürze.", "max_tokens": 24, "temperature": 0.0}
+    assert ran.stdout == model.generate("héllo", **options).encode()
+    assert ran.stderr.count(b"note: no compile cache: cannot write to /dev/null/.cache") == 1
+    assert b"Traceback" not in ran.stderr
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are listed on Linux only")

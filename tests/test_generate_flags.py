@@ -1,11 +1,12 @@
 """The command line of `generate`: what each flag comes to, and how wrong ones are refused."""
 
 import dataclasses
+import re
 
 import pytest
 
-from minfer_jax import sources
-from minfer_jax.generate_flags import Options, help_text, parse
+from minfer_jax import presets, sources
+from minfer_jax.generate_flags import FLAGS, Options, conversation, help_all, help_text, parse
 from minfer_jax.model_flags import ModelOptions
 from minfer_jax.sampling import SamplingParams
 from minfer_jax.usage import UsageError
@@ -15,6 +16,7 @@ COMMON = ModelOptions(
     prompt=None,
     system=None,
     sampling=SamplingParams(),
+    seed_drawn=False,
     max_tokens=512,
     stop=(),
     n_ctx=4096,
@@ -24,7 +26,9 @@ COMMON = ModelOptions(
     threads=None,
     meta=False,
 )
-DEFAULTS = Options(common=COMMON, template=None, context_shift=False, keep=0)
+DEFAULTS = Options(
+    common=COMMON, template=None, context_shift=False, keep=0, extra={}, logprobs=None, samples=1
+)
 IN_COMMON = {field.name for field in dataclasses.fields(ModelOptions)}
 SAMPLING = {field.name for field in dataclasses.fields(SamplingParams)}
 
@@ -53,6 +57,23 @@ def test_without_flags():
         ("--repeat-penalty 1.25", "repeat_penalty", 1.25),
         ("--frequency-penalty -0.5", "frequency_penalty", -0.5),
         ("--presence-penalty 0.5", "presence_penalty", 0.5),
+        ("--repeat-last-n -1", "penalty_last_n", -1),
+        ("--typical 0.9", "typical_p", 0.9),
+        ("--top-nsigma 1", "top_n_sigma", 1.0),
+        ("--xtc-probability 0.5", "xtc_probability", 0.5),
+        ("--xtc-threshold 0.2", "xtc_threshold", 0.2),
+        ("--dynatemp-range 0.5", "dynatemp_range", 0.5),
+        ("--dynatemp-exp 2", "dynatemp_exponent", 2.0),
+        ("--dry-multiplier 0.8", "dry_multiplier", 0.8),
+        ("--dry-base 2", "dry_base", 2.0),
+        ("--dry-allowed-length 3", "dry_allowed_length", 3),
+        ("--dry-penalty-last-n 64", "dry_penalty_last_n", 64),
+        ("--mirostat 2", "mirostat", 2),
+        ("--mirostat-ent 4", "mirostat_tau", 4.0),
+        ("--mirostat-lr 0.2", "mirostat_eta", 0.2),
+        ("--samplers top_k;temperature", "samplers", ("top_k", "temperature")),
+        ("--samplers kt", "samplers", ("top_k", "temperature")),
+        ("--samplers=", "samplers", ()),
         ("--seed 0", "seed", 0),
         ("--seed 18446744073709551615", "seed", 2**64 - 1),
         ("--seed 1 --seed 2", "seed", 2),
@@ -139,8 +160,13 @@ def test_a_lone_file_name_with_a_space_is_a_model(tmp_path):
         ("--repeat-penalty -2", "repeat_penalty must be >= 0"),
         ("--frequency-penalty x", "--frequency-penalty=x"),
         ("--presence-penalty 1e39", "presence_penalty must be a finite number"),
-        ("--seed -1", "seed must be an integer from 0 to 2**64 - 1, got -1"),
+        ("--seed -2", "seed must be an integer from 0 to 2**64 - 1, got -2"),
         ("--seed 18446744073709551616", "seed must be an integer from 0"),
+        ("--repeat-last-n 1025", "penalty_last_n must be an integer from -1 to 1024"),
+        ("--mirostat 1", "mirostat must be 0 (off) or 2, got 1"),
+        ("--samplers xyz", "samplers has 'z': expected names of penalties, dry, "),
+        ("--samplers top_k;top_x", "samplers has 'top_x': expected names of penalties, dry, "),
+        ("--samplers kk", "samplers has 'top_k' twice"),
         ("-n -2", "--n-predict is -2, expected -1 or more"),
         ("--n-ctx 0", "--n-ctx is 0, expected 1 or more"),
         ("-t 0", "--threads is 0, expected 1 or more"),
@@ -150,6 +176,12 @@ def test_a_lone_file_name_with_a_space_is_a_model(tmp_path):
         ("--cache-type f64", "value should be one of <f32|f16|bf16|q8_0>"),
         ("--precision low", "value should be one of <highest|default>"),
         ("--greedy=maybe", "--greedy=maybe"),
+        ("--config cod", "--config: there is no preset 'cod' (did you mean 'code'?)"),
+        ("--config /no/such.toml", "--config: /no/such.toml: No such file"),
+        ("-f /no/such.txt", "the prompt file '/no/such.txt' does not exist"),
+        ("-f x.txt m.gguf hello", "there are two prompts: give --file or words, not both"),
+        ("--cnv --no-template", "--cnv takes no value, and needs the chat template"),
+        ("--cnv=true", "--cnv takes no value"),
         ("--no-template --system x", "--system needs the chat template"),
         ("--flagfile=/no/such/file", "/no/such/file"),
         (f"-n {'9' * 5000}", "--n-predict=9999"),
@@ -162,34 +194,133 @@ def test_what_is_wrong_is_refused_in_one_line(argv, message):
     assert str(caught.value).isprintable()
 
 
-def test_help_fits_a_terminal_and_names_every_flag():
+def rows(text: str) -> dict[str, str]:
+    """The line of each flag, by its long name."""
+    found = [line for line in text.splitlines() if line.startswith("  -")]
+    matches = [re.match(r"  (?:-\w+, )?(--[a-z-]+) +\S", line) for line in found]
+    names = [match[1] for match in matches if match]
+    assert len(set(names)) == len(names) == len(found)
+    return dict(zip(names, found, strict=True))
+
+
+def test_help_fits_a_terminal():
     lines = help_text().splitlines()
     assert lines[0] == "usage: python -m minfer_jax.generate [flags] [MODEL] [PROMPT]"
     assert len(lines) <= 40
-    assert max(map(len, lines)) <= 80
-    flags = (
-        "--temp --top-k --top-p --min-p --repeat-penalty --frequency-penalty --presence-penalty "
-        "--seed --n-predict --n-ctx --threads --stop --system --precision --greedy --no-template "
-        "--meta --cache-type --prefill-chunk --context-shift --keep"
-    ).split()
-    for flag in flags:
-        rows = [line for line in lines if f"{flag} " in line[:22]]
-        assert len(rows) == 1, flag
-        assert rows[0][22:].strip(), "what it does"
-    assert len([line for line in lines if line.startswith("  -")]) == len(flags)
-    assert "-n, --n-predict" in help_text()
-    assert "-t, --threads" in help_text()
-    for name in sources.ALIASES:
+    for text in (help_text(), help_all()):
+        assert max(map(len, text.splitlines())) <= 80
+        assert all(name in text for name in sources.ALIASES)
+        assert text.count("python -m") >= 4, "examples"
+
+
+def test_help_names_every_flag():
+    assert rows(help_all()).keys() == {f"--{flag.name}" for flag in FLAGS}
+    short = {f"--{flag.name}" for flag in FLAGS if flag.main}
+    assert rows(help_text()).keys() == short | {"--help-all"}
+    assert {"--temp", "--n-predict", "--file", "--config", "--n-ctx"} <= short
+    for name in presets.names():
         assert name in help_text()
+        assert f"\n  {name.ljust(20)}{presets.load(name).about}\n" in help_all()
 
 
-def test_help_shows_the_defaults():
-    rows = {line[:22].split()[-1]: line for line in help_text().splitlines() if line[:3] == "  -"}
+def test_help_shows_short_names_and_defaults():
+    found = rows(help_all())
     for flag, field in (("temp", "temperature"), ("top-k", "top_k"), ("seed", "seed")):
-        assert rows[f"--{flag}"].endswith(f"[{getattr(COMMON.sampling, field)}]")
-    assert rows["--n-predict"].endswith("[512]")
-    assert rows["--n-ctx"].endswith("[4096]")
-    assert rows["--prefill-chunk"].endswith("[512]")
+        assert found[f"--{flag}"].endswith(f"[{getattr(COMMON.sampling, field)}]")
+    for name, start, default in (
+        ("--n-predict", "-n, ", "[512]"),
+        ("--n-ctx", "", "[4096]"),
+        ("--prefill-chunk", "", "[512]"),
+        ("--threads", "-t, ", ""),
+        ("--file", "-f, ", ""),
+    ):
+        assert found[name].startswith(f"  {start}{name} ")
+        assert found[name].endswith(default)
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        ("smollm2 --cnv --temp 0 Hello.", "smollm2 --temp 0 Hello."),
+        ("-cnv -st --session x.json", "-st --session x.json"),
+        ("--cnv m.gguf -- --cnv", "m.gguf -- --cnv"),
+        ("m.gguf -- --cnv", None),
+        ("m.gguf hello", None),
+        ("m.gguf --cnv --no-template", None),
+        ("m.gguf --nocnv", None),
+    ],
+)
+def test_a_conversation_is_left_to_chat(argv, expected):
+    found = conversation(["generate", *argv.split()])
+    assert found == (None if expected is None else ["generate", *expected.split()])
+
+
+# Presets, seeds and prompts from files
+
+
+def test_a_preset_goes_before_defaults_and_behind_flags(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        "[load]\nn_ctx = 100\ncache_type = 'q8_0'\nprecision = 'highest'\n"
+        "[generate]\ntemperature = 2\ntop_k = 7\nmax_tokens = 9\nstop = ['a', 'b']\n"
+        "system = 'Brief.'\ncontext_shift = true\nn_keep = 3\nseed = 5\n"
+        "samplers = ['min_p', 'temperature']\nmirostat_tau = 4\n"
+    )
+    found = options("--config", str(path))
+    steps = ("min_p", "temperature")
+    sampling = SamplingParams(temperature=2.0, top_k=7, seed=5, samplers=steps, mirostat_tau=4.0)
+    common = dataclasses.replace(
+        COMMON,
+        sampling=sampling,
+        max_tokens=9,
+        stop=("a", "b"),
+        system="Brief.",
+        n_ctx=100,
+        cache_type="q8_0",
+        precision="highest",
+    )
+    assert found == dataclasses.replace(DEFAULTS, common=common, context_shift=True, keep=3)
+    words = "--top-k 0 -n 512 --stop c --n-ctx 50 --keep 0 --nocontext-shift --seed 42"
+    words += " --samplers edskypmxt --mirostat-ent 5"
+    for argv in ([*words.split(), "--config", str(path)], ["--config", str(path), *words.split()]):
+        over = options(*argv)
+        assert over.common.sampling == SamplingParams(temperature=2.0, top_k=0)
+        assert (over.common.max_tokens, over.common.stop, over.common.n_ctx) == (512, ("c",), 50)
+        assert (over.keep, over.context_shift) == (0, False)
+        assert over.common.precision == "highest"
+    assert options("--config", str(path), "--greedy").common.sampling.temperature == 0
+
+
+@pytest.mark.parametrize("name", presets.names())
+def test_every_shipped_preset_is_taken(name):
+    found, preset = options("--config", name).common, presets.load(name)
+    expected = {k: v for k, v in preset.generate.items() if k in SAMPLING}
+    assert found.sampling == SamplingParams(**expected)
+    assert found.max_tokens == preset.generate.get("max_tokens", 512)
+    for key, value in preset.load.items():
+        assert getattr(found, key) == value
+
+
+def test_a_seed_that_is_drawn():
+    found = [options("--seed", "-1").common for _ in range(3)]
+    assert all(o.seed_drawn and 0 <= o.sampling.seed < 2**32 for o in found)
+    assert len({o.sampling.seed for o in found}) == 3
+    assert not options("--seed", "0").common.seed_drawn
+
+
+def test_a_prompt_from_a_file(tmp_path):
+    path = tmp_path / "ask.txt"
+    path.write_bytes(b"\xef\xbb\xbfWhy is\r\nthe sky blue?\r\n")
+    for argv in (["-f", str(path)], ["--file", str(path), "gemma3"]):
+        assert options(*argv).common.prompt == "Why is\nthe sky blue?"
+    assert options("gemma3", "-f", str(path)).common.model == "gemma3"
+    assert options("-f", "-").common == COMMON, "it is read later"
+
+
+def test_text_in_flags_is_utf_8_in_any_locale():
+    """As Python decodes arguments that its locale has no characters for."""
+    found = options("--system", "caf\udcc3\udca9", "--stop", "\udce2\udc82\udcac\udcff").common
+    assert (found.system, found.stop) == ("café", ("\u20ac\ufffd",))
 
 
 def test_how_much_a_shift_keeps():

@@ -43,6 +43,7 @@ print("jax" in sys.modules)
         "language_model.from_file",
         "load",
         "model.forward.forward",
+        "presets.load",
         "quant.matmul.qmatmul",
         "sampling.SamplingParams",
         "sources.resolve",
@@ -76,6 +77,14 @@ def test_project_metadata():
     needed = {line.split(">")[0].split("[")[0] for line in project["dependencies"]}
     assert {"jax", "numpy", "gguf", "tokenizers", "jinja2", "absl-py"} <= needed
     assert metadata.version("minfer-jax") == project["version"]
+
+
+def test_presets_go_into_the_package():
+    """Where `presets.folder` looks for them once it is installed."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    packages = project["tool"]["scikit-build"]["wheel"]["packages"]
+    assert packages == {"minfer_jax": "minfer_jax", "minfer_jax/configs": "configs"}
+    assert not (ROOT / "minfer_jax" / "configs").exists()
 
 
 def test_dependencies_are_what_is_imported():

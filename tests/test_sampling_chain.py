@@ -245,6 +245,7 @@ def test_draws_follow_the_probabilities(changes: dict):
         recent=jnp.repeat(one.recent, rows, axis=0),
         key=jnp.repeat(one.key, rows, axis=0),
         step=jnp.arange(rows, dtype=jnp.int32),  # as many consecutive steps of one seed
+        mu=jnp.repeat(one.mu, rows, axis=0),
     )
     tokens, _ = run(jnp.tile(logits, (rows, 1)), state, params.arrays(rows), few=2)
     expected = reference(logits, [], params) * rows
@@ -261,6 +262,17 @@ def test_greedy_takes_the_first_maximum_after_penalties():
     logits = jnp.asarray([[1.0, 3.0, 4.0, 3.0, -9.0]])
     assert int(run(logits, init_state(greedy, []), greedy.arrays())[0][0]) == 2
     assert int(run(logits, init_state(greedy, [2]), greedy.arrays())[0][0]) == 1
+
+
+def test_padding_is_never_drawn():
+    logits = jnp.asarray([[1.0, 2.0, 3.0] + [50.0] * 297])
+    for changes in ({"temperature": 0.0}, {"temperature": 5.0}, {"top_k": 0, "top_p": 1.0}):
+        params = dataclasses.replace(OFF, **changes)
+        state, args = init_state(params, []), params.arrays(n_vocab=3)
+        for _ in range(20):
+            token, state = run(logits, state, args)
+            assert int(token[0]) < 3
+    assert int(run(logits, state, params.arrays())[0][0]) >= 3
 
 
 def test_window_forgets_after_64_tokens():

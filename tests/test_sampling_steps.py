@@ -5,7 +5,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from minfer_jax.sampling import candidates, draw, min_p, penalties, temperature, top_k, top_p
+from minfer_jax.sampling import (
+    candidates,
+    draw,
+    min_p,
+    mirostat,
+    penalties,
+    temperature,
+    top_k,
+    top_n_sigma,
+    top_p,
+    typical,
+    xtc,
+)
 from minfer_jax.sampling.candidates import Candidates, drawable
 from minfer_jax.sampling.params import SamplingParams
 from minfer_jax.sampling.state import advance, init_state
@@ -15,6 +27,11 @@ keep_top_k = jax.jit(top_k.top_k)
 keep_top_p = jax.jit(top_p.top_p)
 keep_min_p = jax.jit(min_p.min_p)
 scale = jax.jit(temperature.temperature)
+scale_by_entropy = jax.jit(temperature.dynamic_temperature)
+keep_near = jax.jit(top_n_sigma.top_n_sigma)
+keep_typical = jax.jit(typical.typical)
+drop_top = jax.jit(xtc.xtc)
+keep_unsurprising = jax.jit(mirostat.mirostat)
 largest = jax.jit(candidates.largest, static_argnums=1)
 everything = jax.jit(candidates.everything)
 cut = jax.jit(candidates.cut)
@@ -75,7 +92,39 @@ def test_penalties_leave_drawable_logits():
     assert penalised([-big, 0.0], [0], 1e38, big, -big)[0] == -INF
 
 
+@pytest.mark.parametrize("width", [64, 300])
+def test_penalties_count_alike_in_windows_of_any_length(width: int):
+    window = [3, 0, 3, -1, 9, 3, *[-1] * (width - 6)]
+    # Token 0 once: 4 - 0.5, token 3 thrice: 1 - 1.5. There is no token 9.
+    assert penalised([4.0, 2.0, 3.0, 1.0], window, 1.0, 0.5, 0.0) == [3.5, 2.0, 3.0, -0.5]
+
+
+def test_within_keeps_the_newest():
+    window = jnp.asarray([[-1, 5, 6, 7]] * 5, jnp.int32)
+    got = penalties.within(window, jnp.asarray([0, 1, 3, 99, -1], jnp.int32))
+    assert np.asarray(got).tolist() == [
+        [-1, -1, -1, -1],
+        [-1, -1, -1, 7],
+        [-1, 5, 6, 7],
+        [-1, 5, 6, 7],
+        [-1, 5, 6, 7],
+    ]
+
+
 # Candidates
+
+
+def test_drawable_takes_padding_out():
+    got = drawable(row([1.0, 2.0, INF, 4.0]), jnp.asarray([2], jnp.int32))
+    assert np.asarray(got)[0].tolist() == [1.0, 2.0, -INF, -INF]
+
+
+def test_cut_counts_those_that_are_left_only():
+    left = largest(row([5.0, 4.0, 3.0, 2.0, 1.0]), 5).keep(jnp.asarray([[0, 1, 0, 1, 1]], bool))
+    yes = jnp.array([True])
+    assert float(cut(left, None, jnp.array([0.0]), yes)[0][0, 0]) == 4
+    assert float(cut(left, None, jnp.array([1.0]), yes)[0][0, 0]) == 2
+    assert float(cut(left, None, jnp.array([3.0]), yes)[0][0, 0]) == -INF
 
 
 def test_drawable():
@@ -236,7 +285,158 @@ def test_min_p_on_few_candidates_closes_below_its_bound():
     assert np.asarray(left.complete).tolist() == [False, False, True]
 
 
+def test_min_p_says_that_what_it_leaves_beyond_is_unknown():
+    left = keep_min_p(largest(jnp.asarray([HALVES] * 3), 2), jnp.array([0.0, 0.4, 0.6]))
+    assert np.asarray(left.decided).tolist() == [True, False, True]
+
+
+# Top-n-sigma. The standard deviation of 1, 3, 3, 5 and 9 is 2.713.
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("n", "expected"),
+    [
+        (-1.0, [0, 1, 2, 4, 5]),
+        (0.0, [0, 1, 2, 4, 5]),
+        (1.4, [5]),
+        (1.5, [4, 5]),
+        (1e30, [0, 1, 2, 4, 5]),
+    ],
+)
+def test_top_n_sigma(whole: bool, n: float, expected: list[int]):
+    logits = row([1.0, 3.0, 3.0, -INF, 5.0, 9.0])
+    assert kept(keep_near(all_of(logits + 100.0, whole), jnp.array([n]))) == expected
+
+
+# Typical-p. The entropy of HALVES is 1.75 bits, the surprises are 1, 2, 3 and 3.
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("p", "expected"),
+    [
+        (-1.0, [0, 1, 2, 3]),
+        (1e-30, [1]),
+        (0.24, [1]),
+        (0.26, [0, 1]),
+        (0.74, [0, 1]),
+        (0.76, [0, 1, 2]),  # of two equal ones the lower id
+        (0.99, [0, 1, 2, 3]),
+        (1.0, [0, 1, 2, 3]),
+    ],
+)
+def test_typical(whole: bool, p: float, expected: list[int]):
+    assert (
+        kept(keep_typical(all_of(jnp.asarray([HALVES]) - 7.0, whole), jnp.array([p]))) == expected
+    )
+
+
+def test_typical_on_few_candidates_of_high_ids():
+    logits = jnp.full((1, 300), -INF).at[0, jnp.asarray([290, 299])].set(jnp.asarray([1.0, 0.9]))
+    assert kept(keep_typical(largest(logits, 4), jnp.array([0.3]))) == [290]
+
+
+# XTC
+
+
+def excluded(whole: bool, probability: float, threshold: float) -> list[int]:
+    key = draw_key(init_state(SamplingParams(), []))
+    given = all_of(jnp.asarray([[*HALVES, -INF]]) + 3.0, whole)
+    return kept(drop_top(given, jnp.array([probability]), jnp.array([threshold]), key))
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("threshold", "expected"),
+    [
+        (0.0, [2, 3]),  # equal ones stay together
+        (0.12, [2, 3]),
+        (0.13, [1, 2, 3]),
+        (0.24, [1, 2, 3]),
+        (0.26, [0, 1, 2, 3]),  # the only one that reaches it stays
+        (0.5, [0, 1, 2, 3]),
+        (0.51, [0, 1, 2, 3]),
+    ],
+)
+def test_xtc_leaves_the_least_likely_of_the_likely(
+    whole: bool, threshold: float, expected: list[int]
+):
+    assert excluded(whole, 1.0, threshold) == expected
+    assert excluded(whole, 0.0, threshold) == [0, 1, 2, 3]
+
+
+def test_xtc_happens_as_often_as_it_should():
+    state = init_state(SamplingParams(), [])
+    rows, happened = 4000, {}
+    keys = draw.fold_in((state.key[:, :1], state.key[:, 1:]), jnp.arange(rows)[:, None])
+    given = everything(jnp.tile(jnp.asarray(HALVES), (rows, 1)))
+    for probability in (0.25, 0.75):
+        left = drop_top(given, jnp.full((rows,), probability), jnp.full((rows,), 0.2), keys)
+        happened[probability] = int(jnp.sum(left.logits[:, 0] == -INF))
+    # Within four standard deviations of a binomial.
+    assert abs(happened[0.25] - 1000) < 110 and abs(happened[0.75] - 3000) < 110
+
+
+# Mirostat. Surprises are 1, 2, 3 and 3 bits.
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("mu", "expected"),
+    [(-1.0, [0]), (0.5, [0]), (1.9, [0]), (2.1, [0, 1]), (2.9, [0, 1]), (3.1, [0, 1, 2, 3])],
+)
+def test_mirostat(whole: bool, mu: float, expected: list[int]):
+    given = all_of(jnp.asarray([HALVES]) + 5.0, whole)
+    left = keep_unsurprising(given, jnp.array([mu]))
+    assert kept(left) == expected
+    # The surprise of what is drawn is that among what is left.
+    total = np.exp(HALVES[expected]).sum()
+    got = mirostat.surprise(left, jnp.array([expected[-1]]))
+    np.testing.assert_allclose(got, np.log2(total / np.exp(HALVES[expected[-1]])), atol=1e-6)
+
+
+def test_mirostats_bound_follows_the_error():
+    tau, eta = jnp.full((3,), 3.0), jnp.full((3,), 0.5)
+    observed = jnp.array([4.0, 1.0, INF])
+    got = mirostat.follow(jnp.full((3,), 6.0), observed, tau, eta)
+    assert np.asarray(got).tolist() == [5.5, 7.0, 6.0]
+
+
 # Temperature
+
+
+@pytest.mark.parametrize("exponent", [0.5, 1.0, 2.0])
+def test_dynamic_temperature_follows_the_entropy(exponent: float):
+    logits = jnp.asarray([[0.0] * 4, HALVES, [50.0, 0.0, 0.0, 0.0], [3.0, -INF, -INF, -INF]])
+    values = [jnp.full((4,), v) for v in (1.0, 0.5, exponent)]
+    got = np.asarray(scale_by_entropy(everything(logits), *values, jnp.array(False)).logits)
+    np.testing.assert_allclose(got[0], 0.0)
+    # HALVES have 1.75 of 2 bits.
+    expected = (HALVES - HALVES[0]) / (0.5 + 0.875**exponent)
+    np.testing.assert_allclose(got[1], expected, rtol=1e-5)
+    np.testing.assert_allclose(got[2, 1:], -50.0 / 0.5, rtol=1e-4)
+    assert got[3].tolist() == [0.0, -INF, -INF, -INF]
+
+
+def test_dynamic_temperature_may_leave_zero_where_it_is():
+    given = everything(row([4.0, 0.0, -2.0, -INF]))
+    values = [jnp.array([v]) for v in (2.0, 0.0, 1.0)]
+    assert scale_by_entropy(given, *values, jnp.array(True)).logits.tolist()[0] == [2, 0, -1, -INF]
+    assert scale_by_entropy(given, *values, jnp.array(False)).logits.tolist()[0] == [
+        0,
+        -2,
+        -3,
+        -INF,
+    ]
+
+
+def test_a_dynamic_temperature_of_zero_makes_no_nan():
+    values = [jnp.array([v]) for v in (0.5, 3.0, 1.0)]
+    given = everything(row([3e38, -3e38, 0.0, -INF]))
+    for flag in (False, True):
+        got = np.asarray(scale_by_entropy(given, *values, jnp.array(flag)).logits)[0]
+        assert not np.isnan(got).any() and got.argmax() == 0
 
 
 def test_temperature_divides():

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from minfer_jax import context, state_file
 from minfer_jax.context import EngineError
 from minfer_jax.engine import Engine
-from minfer_jax.session import to_parts
+from minfer_jax.session import identity_of, to_parts
 from minfer_jax.state_file import StateError
 from tests.helpers import tiny_models
 
@@ -379,7 +379,7 @@ def test_forged_tokens(engine, tmp_path, token):
     header, arrays = to_parts(engine.snapshot())
     arrays[0][3] = token
     path = tmp_path / "state"
-    state_file.write(path, engine._identity("a model"), header, arrays)
+    state_file.write(path, identity_of(engine.cfg, engine.n_ctx, "a model"), header, arrays)
     assert "outside the vocabulary" in refused(engine, path, path.read_bytes())
 
 

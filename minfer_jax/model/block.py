@@ -124,30 +124,30 @@ def mix(
     return _finish(x, a, gate, positions, p, cfg)
 
 
-def can_step(p: LayerParams, cfg: ModelConfig, t: int) -> bool:
-    """Whether `step` can do a block: one position, heads and norms that the kernel knows."""
-    if t > 1 or native.isa() is None or not calls.supports_heads(cfg.head_dim, cfg.value_dim):
+def can_step(p: LayerParams, cfg: ModelConfig) -> bool:
+    """Whether `step` can do a block: it has heads and norms that the kernel knows."""
+    if native.isa() is None or not calls.supports_heads(cfg.head_dim, cfg.value_dim):
         return False
     norms = [norm for norm in (p.q_norm, p.k_norm) if norm is not None]
     return all(isinstance(n, RmsNorm) and n.weight.shape[1:] == (cfg.head_dim,) for n in norms)
 
 
 def step(
-    x: Float[Array, "B 1 D"],
+    x: Float[Array, "B T D"],
     p: LayerParams,
     k_cache: Cache,
     v_cache: Cache,
     place: Place,
     cfg: ModelConfig,
-) -> tuple[Float[Array, "B 1 D"], Cache, Cache]:
-    """A whole block for one position, `store` and `mix` in one: (residual, k_cache, v_cache)."""
+) -> tuple[Float[Array, "B T D"], Cache, Cache]:
+    """A whole block for a few positions, `store` and `mix` in one: (residual, k_cache, v_cache).
+
+    With as many rows as `quant.matmul.NATIVE_ROWS`, or less, each gets the numbers it would alone.
+    """
     qkv, gate = _split_gate(side_by_side(x, p.qkv, cfg.rounding, p.attn_norm), p, cfg)
     angles = None
     if place.freq is not None and place.rope is not None:
-        magnitude = cfg.ropes[place.rope].magnitude
-        cos, sin = rope.angles(place.positions, place.freq, magnitude)
-        angles = cos[:, 0], sin[:, 0]
-    factor = _temperature(place.positions, cfg)
+        angles = rope.angles(place.positions, place.freq, cfg.ropes[place.rope].magnitude)
     a, k_cache, v_cache = calls.attention_step(
         qkv,
         k_cache,
@@ -162,7 +162,7 @@ def step(
         interleaved=cfg.rope_interleaved,
         q_norm=None if p.q_norm is None else p.q_norm.own(),
         k_norm=None if p.k_norm is None else p.k_norm.own(),
-        q_factor=None if factor is None else factor[:, 0],
+        q_factor=_temperature(place.positions, cfg),
         eps=cfg.norm_eps,
         window=_window(place, cfg),
         scale=cfg.attention_scale,

@@ -1,5 +1,6 @@
 """The model as one pure function."""
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 
@@ -29,6 +30,7 @@ def forward(
     *,
     cfg: ModelConfig,
     n_out: int = 1,
+    stepwise: bool = False,
     differentiable: bool = False,
 ) -> tuple[Float[Array, "B n_out V"], KVState]:
     """Run T tokens of B sequences through the model.
@@ -46,6 +48,9 @@ def forward(
         n_out: static; logits are wanted for this many rows, counted back from each sequence's last
             real one (where there are fewer, the first is repeated). 0 only fills the cache; T means
             all rows as they stand, padding included.
+        stepwise: static; give the numbers that the tokens one by one would, as far as that can be
+            had for a few rows: attention goes position by position, nothing is rounded as in a
+            prefill. With the kernels they are the same to the bit, up to 16 rows. n_out must be T.
         differentiable: static; loop over the layers in a form that reverse-mode differentiation
             can follow. The numbers are the same, but XLA copies the cache in every layer.
 
@@ -55,6 +60,9 @@ def forward(
     Raises:
         ValueError: T or n_out does not fit, see the message.
     """
+    if stepwise:
+        exact = dataclasses.replace(cfg.rounding, many="float32")
+        cfg = dataclasses.replace(cfg, rounding=exact)
     n_batch, n_ctx = kv_state.positions[kv.FULL].shape
     if token_ids.ndim != 2 or token_ids.shape != positions.shape:
         raise ValueError(f"{token_ids.shape=} and {positions.shape=} must be equal, [B, T]")
@@ -107,7 +115,7 @@ def forward(
         rows: Int[Array, "B R"] | None = None,
     ) -> _Carry:
         """The carry after a whole block, whose cache is number `layer` of its kind."""
-        if rows is None and can_step(p, cfg, t) and not differentiable:
+        if (t == 1 or stepwise) and rows is None and can_step(p, cfg) and not differentiable:
             x, k, v = carry
             kind = kv.kind(spec)
             x, *new = step(x, p, k[kind], v[kind], place(spec, layer), cfg)

@@ -72,6 +72,16 @@ def init(cfg: ModelConfig, n_ctx: int, *, batch: int = 1, chunk: int = 512) -> K
     )
 
 
+def repeated(state: KVState, *, batch: int) -> KVState:
+    """As many equal sequences as `batch` says, of a state of one."""
+
+    def planes(pair: tuple[Cache, Cache]) -> tuple[Cache, Cache]:
+        return jax.tree.map(lambda plane: jnp.repeat(plane, batch, axis=1), pair)
+
+    full, sliding = (jnp.repeat(held, batch, axis=0) for held in state.positions)
+    return KVState(k=planes(state.k), v=planes(state.v), positions=(full, sliding))
+
+
 def row_bytes(cfg: ModelConfig) -> int:
     """Bytes of one position's keys and values in one layer. Errors as of `init`."""
     try:

@@ -81,6 +81,11 @@ def has_kernel(w: QTensor) -> bool:
     return native.isa() is not None and calls.supports(w)
 
 
+def few_rows() -> int:
+    """Up to how many rows are worked on as one row is, which is what is cheap."""
+    return MATVEC_ROWS if native.isa() is None else NATIVE_ROWS
+
+
 @functools.partial(jax.custom_jvp, nondiff_argnums=(5,))
 def _product(
     x: Float[Array, "M width"],

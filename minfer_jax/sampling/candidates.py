@@ -40,7 +40,8 @@ class Candidates:
         vocab_logits: float32 ``[B, V]``, what the candidates were taken from.
         complete: bool ``[B]``, no token beyond the candidates can be drawn any more.
         decided: bool ``[B]``, false once a step needed to know more than the candidates show.
-        descending: Static. True: by descending logit, equal ones by ascending id. False: by id.
+        descending: Static. True: by descending logit, equal ones by ascending id, apart from those
+            that were dropped. False: by id.
     """
 
     logits: jax.Array
@@ -51,12 +52,13 @@ class Candidates:
     decided: jax.Array
     descending: bool = dataclasses.field(metadata={"static": True})
 
-    def keep(self, mask: jax.Array, *, closes: jax.Array) -> "Candidates":
+    def keep(self, mask: jax.Array, *, closes: jax.Array | None = None) -> "Candidates":
         """Drops candidates.
 
         Args:
             mask: bool ``[B, n]``, true for those that stay.
-            closes: bool ``[B]``, true where everything beyond the candidates is dropped as well.
+            closes: bool ``[B]``, true where everything beyond the candidates is dropped as well;
+                None where a step is for complete rows only.
 
         Returns:
             The candidates left.
@@ -64,21 +66,30 @@ class Candidates:
         return dataclasses.replace(
             self,
             logits=jnp.where(mask, self.logits, -jnp.inf),
-            complete=self.complete | closes,
+            complete=self.complete if closes is None else self.complete | closes,
         )
 
+    def with_logits(self, logits: jax.Array) -> "Candidates":
+        """Puts other logits, ``[B, n]``, in place; another of them may be the largest."""
+        top = subtrahend(jnp.max(logits, axis=1, keepdims=True))
+        return dataclasses.replace(self, logits=logits, top=top)
 
-def drawable(logits: jax.Array) -> jax.Array:
+
+def drawable(logits: jax.Array, n_vocab: jax.Array | None = None) -> jax.Array:
     """Makes logits safe to compare and subtract.
 
     Args:
-        logits: float32, any shape.
+        logits: float32, any shape; ``[B, V]`` where `n_vocab` is given.
+        n_vocab: int32 ``[B]``, tokens that are real; those beyond are padding.
 
     Returns:
-        NaN as -inf (never drawn), +inf as the largest finite number, and -0 as 0, because sorting
-        tells the two zeros apart.
+        NaN and padding as -inf (never drawn), +inf as the largest finite number, and -0 as 0,
+        because sorting tells the two zeros apart.
     """
-    logits = jnp.where(jnp.isnan(logits), -jnp.inf, logits)
+    never = jnp.isnan(logits)
+    if n_vocab is not None:
+        never |= lax.broadcasted_iota(jnp.int32, logits.shape, 1) >= n_vocab[:, None]
+    logits = jnp.where(never, -jnp.inf, logits)
     logits = jnp.minimum(logits, jnp.finfo(jnp.float32).max)
     return jnp.where(logits == 0, 0.0, logits)
 
@@ -104,7 +115,7 @@ def largest(logits: jax.Array, n: int) -> Candidates:
     return Candidates(
         logits=values,
         ids=ids,
-        top=_subtrahend(values[:, :1]),
+        top=subtrahend(values[:, :1]),
         vocab_logits=logits,
         complete=(values[:, -1] == -jnp.inf) | (n == vocab),
         decided=jnp.ones((batch,), bool),
@@ -125,7 +136,7 @@ def everything(logits: jax.Array) -> Candidates:
     return Candidates(
         logits=logits,
         ids=lax.broadcasted_iota(jnp.int32, logits.shape, 1),
-        top=_subtrahend(jnp.max(logits, axis=1, keepdims=True)),
+        top=subtrahend(jnp.max(logits, axis=1, keepdims=True)),
         vocab_logits=logits,
         complete=yes,
         decided=yes,
@@ -152,9 +163,8 @@ def cut(
     logits, ids = candidates.logits, candidates.ids
     if candidates.descending:
         if weights is None:
-            sums = lax.broadcasted_iota(jnp.int32, logits.shape, 1).astype(jnp.float32) + 1
-        else:
-            sums = jnp.cumsum(weights, axis=1)
+            weights = (logits > -jnp.inf).astype(jnp.float32)
+        sums = jnp.cumsum(weights, axis=1)
         place = jnp.sum(sums <= target, axis=1, dtype=jnp.int32, keepdims=True)
         logit = jnp.take_along_axis(logits, place, axis=1, mode="fill", fill_value=-jnp.inf)
         return logit, jnp.take_along_axis(ids, place, axis=1, mode="clip")
@@ -166,7 +176,7 @@ def cut(
         tied = jnp.any(jnp.sum(equal, axis=1, dtype=jnp.int32) > 1)
         # Of equals the lowest id comes first, so it has to be the largest key. A single one is its
         # own cut, whatever the id.
-        bits = logits.shape[1].bit_length()
+        bits = candidates.vocab_logits.shape[1].bit_length()
         last = np.uint32(2**bits - 1)
 
         def among_equals() -> jax.Array:
@@ -212,8 +222,8 @@ def _from_key(key: jax.Array) -> jax.Array:
     return jnp.where(key == 0, -jnp.inf, lax.bitcast_convert_type(bits, jnp.float32))
 
 
-def _subtrahend(top: jax.Array) -> jax.Array:
-    """The largest logit, made safe to subtract: -inf less itself would be NaN."""
+def subtrahend(top: jax.Array) -> jax.Array:
+    """A largest logit, made safe to subtract: -inf less itself would be NaN."""
     return jnp.where(top > -jnp.inf, top, 0.0)
 
 

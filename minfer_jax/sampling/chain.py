@@ -1,4 +1,4 @@
-"""The sampler: which steps run, in which order, on how many candidates."""
+"""The usual sampler: which steps run, in which order, on how many candidates."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from minfer_jax.sampling import min_p, penalties, temperature, top_k, top_p
+from minfer_jax.sampling.args import SamplerArgs
 from minfer_jax.sampling.candidates import Candidates, drawable, everything, largest
 from minfer_jax.sampling.draw import draw, draw_key
-from minfer_jax.sampling.params import SamplerArgs
 from minfer_jax.sampling.state import SamplerState, advance
 
 
@@ -19,7 +19,7 @@ class LogitStep:
     """A step that changes logits by token, before candidates are chosen.
 
     Attributes:
-        apply: ``(logits [B, V], recent [B, 64], *values) -> logits [B, V]``, drawable.
+        apply: ``(logits [B, V], recent [B, W], *values) -> logits [B, V]``, drawable.
         values: The fields of `SamplerArgs` it takes.
     """
 
@@ -79,7 +79,7 @@ def sample(
     Raises:
         ValueError: The logits are not float32 ``[B, V]``, or B differs among the arguments.
     """
-    _check(logits, state, args)
+    check(logits, state, args)
     logits = adjust(logits, state, args)
     vocab = logits.shape[1]
     candidates = largest(logits, min(few, vocab))
@@ -113,7 +113,7 @@ def adjust(logits: jax.Array, state: SamplerState, args: SamplerArgs) -> jax.Arr
     Returns:
         float32 ``[B, V]``, drawable.
     """
-    logits = drawable(logits)
+    logits = drawable(logits, args.n_vocab)
     for step in LOGIT_STEPS:
         logits = step.apply(logits, state.recent, *_values(args, step.values))
     return logits
@@ -138,8 +138,12 @@ def _values(args: SamplerArgs, names: tuple[str, ...]) -> list[jax.Array]:
     return [getattr(args, name) for name in names]
 
 
-def _check(logits: jax.Array, state: SamplerState, args: SamplerArgs) -> None:
-    """Refuses logits that are not float32 ``[B, V]`` and arguments of another B, when traced."""
+def check(logits: jax.Array, state: SamplerState, args: SamplerArgs) -> None:
+    """Refuses logits that are not float32 ``[B, V]`` and arguments of another B, when traced.
+
+    Raises:
+        ValueError: They are.
+    """
     if logits.ndim != 2 or logits.shape[1] == 0 or logits.dtype != jnp.float32:
         raise ValueError(
             f"logits must be float32 [batch, vocab], got {logits.dtype} {list(logits.shape)}"

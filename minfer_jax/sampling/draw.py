@@ -70,5 +70,9 @@ def gumbel(bits: jax.Array) -> jax.Array:
     Returns:
         float32 of the same shape, from -2.8 to 22.9.
     """
-    uniform = bits.astype(jnp.float32) * 2.0**-32 + 2.0**-33
-    return -jnp.log(-jnp.log1p(-jnp.minimum(uniform, 1.0 - 2.0**-24)))
+    return -jnp.log(-jnp.log1p(-uniform(bits)))
+
+
+def uniform(bits: jax.Array) -> jax.Array:
+    """Turns random bits into floats in (0, 1): float32 of the same shape, of uint32."""
+    return jnp.minimum(bits.astype(jnp.float32) * 2.0**-32 + 2.0**-33, 1.0 - 2.0**-24)

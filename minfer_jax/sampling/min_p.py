@@ -1,5 +1,7 @@
 """Min-p: keep tokens that are not too unlikely next to the likeliest."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
@@ -22,4 +24,6 @@ def min_p(candidates: Candidates, p: jax.Array) -> Candidates:
     """
     relative = candidates.logits - candidates.top
     least = jnp.log(jnp.clip(p, 0.0, 1.0))[:, None]  # -inf where off
-    return candidates.keep(relative >= least, closes=relative[:, -1] < least[:, 0])
+    left = candidates.keep(relative >= least, closes=relative[:, -1] < least[:, 0])
+    # An unknown number of tokens beyond survives: what later steps need, their mass, is lost.
+    return dataclasses.replace(left, decided=left.decided & (left.complete | (p <= 0)))

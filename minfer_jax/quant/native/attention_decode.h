@@ -1,4 +1,5 @@
-// Attention of one query position: paid in bytes of cache, so only slots that are seen are read.
+// Attention of few query positions: paid in bytes of cache, so only slots that are seen are read. Each
+// position is worked on by itself, and gets the same numbers as if it came alone.
 //
 // The slots are cut into spans of a fixed length, which threads take in any order; each leaves a
 // partial softmax, and the partials are joined in order: the result does not depend on the threads.
@@ -135,37 +136,44 @@ inline void visible(const Attention& a, int32_t oldest, int32_t newest, int64_t&
 }
 
 template <class T>
-void attend_row(const Attention& a, const Threads& threads) {
-  const int64_t groups = a.groups(), h = a.h, h_v = a.h_v;
+void attend_each(const Attention& a, const Threads& threads) {
+  const int64_t groups = a.groups(), h = a.h, h_v = a.h_v, rows = a.b * a.t;
   const int64_t passes = (groups + kHeads - 1) / kHeads;
-  for (int64_t b = 0; b < a.b; b++) {
-    const int32_t qp = a.q_at[b];
+  const auto spans_of = [&](int64_t row, int64_t& first, int64_t& last) {
+    visible(a, a.q_at[row], a.q_at[row], first, last);
+    return most<int64_t>(0, (last - first + kSpan - 1) / kSpan);
+  };
+  int64_t spans = 0, first, last;
+  for (int64_t row = 0; row < rows; row++) spans = most(spans, spans_of(row, first, last));
+  const int64_t each = kHeads * (h_v + 2);  // of a partial: tops, sums, values
+  Buffer<float> partials(rows * a.kv_heads * passes * spans * each);
+  const auto partial = [&](int64_t row, int64_t head, int64_t pass) {
+    return partials.data() + ((row * a.kv_heads + head) * passes + pass) * spans * each;
+  };
+  // What rows have in common is read by one after the other.
+  threads.run(a.kv_heads * passes * spans * rows, [&](int64_t task) {
+    const int64_t row = task % rows, span = task / rows % spans, pass = task / rows / spans % passes;
+    const int64_t head = task / rows / spans / passes, b = row / a.t, g0 = pass * kHeads;
     int64_t first, last;
-    visible(a, qp, qp, first, last);
-    const int64_t spans = most<int64_t>(0, (last - first + kSpan - 1) / kSpan);
-    if (spans == 0) {
-      fill(a.out + b * a.n * h_v, a.n * h_v, 0.0f);
-      continue;
-    }
-    const int64_t each = kHeads * (h_v + 2);  // of a partial: tops, sums, values
-    Buffer<float> partial(a.kv_heads * passes * spans * each);
-    const int32_t* held = a.k_at + b * a.slots;
-    threads.run(a.kv_heads * passes * spans, [&](int64_t task) {
-      const int64_t span = task % spans, pass = task / spans % passes, head = task / spans / passes;
-      const int64_t g0 = pass * kHeads, s0 = first + span * kSpan, s1 = least(last, s0 + kSpan);
-      float* p = &partial[task * each];
-      attend_some<T>((int)least<int64_t>(kHeads, groups - g0), a, (b * a.kv_heads + head) * a.slots,
-                     a.q + (b * a.n + head * groups + g0) * h, qp, held, s0, s1, p, p + kHeads,
-                     p + 2 * kHeads);
-    });
+    if (span >= spans_of(row, first, last)) return;
+    const int64_t s0 = first + span * kSpan, s1 = least(last, s0 + kSpan);
+    float* p = partial(row, head, pass) + span * each;
+    attend_some<T>((int)least<int64_t>(kHeads, groups - g0), a, (b * a.kv_heads + head) * a.slots,
+                   a.q + (row * a.n + head * groups + g0) * h, a.q_at[row], a.k_at + b * a.slots, s0,
+                   s1, p, p + kHeads, p + 2 * kHeads);
+  });
+  threads.run(rows, [&](int64_t row) {
+    int64_t first, last;
+    const int64_t spans = spans_of(row, first, last);
+    if (spans == 0) return fill(a.out + row * a.n * h_v, a.n * h_v, 0.0f);
     for (int64_t n = 0; n < a.n; n++) {
       const int64_t head = n / groups, g = n % groups;
-      const float* p = &partial[(head * passes + g / kHeads) * spans * each] + g % kHeads;
+      const float* p = partial(row, head, g / kHeads) + g % kHeads;
       const float* values = p - g % kHeads + 2 * kHeads + g % kHeads * h_v;
       float largest = a.sinks ? a.sinks[n] : kNever;
       for (int64_t s = 0; s < spans; s++) largest = most(largest, p[s * each]);
       float total = a.sinks ? __builtin_expf(a.sinks[n] - largest) : 0;
-      float* out = a.out + (b * a.n + n) * h_v;
+      float* out = a.out + (row * a.n + n) * h_v;
       fill(out, h_v, 0.0f);
       for (int64_t s = 0; s < spans; s++) {
         const float share = __builtin_expf(p[s * each] - largest);
@@ -175,7 +183,7 @@ void attend_row(const Attention& a, const Threads& threads) {
       const float inverse = total == 0 ? 0 : 1 / total;
       for (int64_t c = 0; c < h_v; c++) out[c] *= inverse;
     }
-  }
+  });
 }
 
 }  // namespace minfer::MINFER_ISA

@@ -203,7 +203,7 @@ void attend_rows(const Attention& a, const Threads& threads) {
 inline bool attend(const Attention& a, const Threads& threads) {
   return with_cache(a, [&](auto held) {
     using T = decltype(held);
-    if (a.t == 1) return attend_row<T>(a, threads);
+    if (a.t == 1) return attend_each<T>(a, threads);
 #if defined(MINFER_HAS_BF16)
     if (a.bfloat16) return attend_rows<Bfloat16, T>(a, threads);
 #endif

@@ -1,4 +1,4 @@
-// One position, from what the projections give to what attention gives.
+// A few positions, from what the projections give to what attention gives.
 #pragma once
 
 #include "attention_prefill.h"
@@ -21,28 +21,29 @@ template <class T>
 void step_cache(const Step& s, const Threads& threads) {
   Attention a = s.attention;
   const int64_t h = a.h, rotated = (a.n + a.kv_heads) * h, width = rotated + a.kv_heads * a.h_v;
-  Buffer<float> queries(a.b * a.n * h);
-  Buffer<float> head(h);
-  for (int64_t b = 0; b < a.b; b++) {
-    const float* from = s.qkv + b * width;
+  const int64_t rows = a.b * a.t;
+  Buffer<float> queries(rows * a.n * h);
+  threads.run(rows, [&](int64_t row) {
+    Buffer<float> head(h);
+    const float* from = s.qkv + row * width;
     for (int64_t n = 0; n < a.n + a.kv_heads; n++) {
       const bool query = n < a.n;
-      float* to = query ? &queries[(b * a.n + n) * h] : &head[0];
+      float* to = query ? &queries[(row * a.n + n) * h] : &head[0];
       const float* norm = query ? s.q_norm : s.k_norm;
       if (norm) rms_norm(from + n * h, norm, h, s.eps, to);
       else copy(from + n * h, h, to);
-      if (s.cos) rotate(to, s.cos + b * s.pairs, s.sin + b * s.pairs, s.pairs, s.interleaved);
+      if (s.cos) rotate(to, s.cos + row * s.pairs, s.sin + row * s.pairs, s.pairs, s.interleaved);
       if (query && s.q_factor) {
-        for (int64_t i = 0; i < h; i++) to[i] *= s.q_factor[b];
+        for (int64_t i = 0; i < h; i++) to[i] *= s.q_factor[row];
       }
-      if (query || s.slots[b] >= a.slots) continue;
-      const int64_t j = n - a.n, row0 = (b * a.kv_heads + j) * a.slots;
-      Rows<T>(a.k, h, row0).put(s.slots[b], to);
-      Rows<T>(a.v, a.h_v, row0).put(s.slots[b], from + rotated + j * a.h_v);
+      if (query || s.slots[row] >= a.slots) continue;
+      const int64_t j = n - a.n, row0 = (row / a.t * a.kv_heads + j) * a.slots;
+      Rows<T>(a.k, h, row0).put(s.slots[row], to);
+      Rows<T>(a.v, a.h_v, row0).put(s.slots[row], from + rotated + j * a.h_v);
     }
-  }
+  });
   a.q = &queries[0];
-  attend_row<T>(a, threads);
+  attend_each<T>(a, threads);
 }
 
 inline bool step(const Step& s, const Threads& threads) {

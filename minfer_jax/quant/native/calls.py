@@ -221,35 +221,37 @@ def attention(
 
 
 def attention_step(
-    qkv: Float[Array, "B 1 qkv"],
+    qkv: Float[Array, "B T qkv"],
     k: Cache,
     v: Cache,
     layer: Int[Array, ""],
-    q_positions: Int[Array, "B 1"],
+    q_positions: Int[Array, "B T"],
     k_positions: Int[Array, "B S"],
-    slots: Int[Array, "B 1"],
+    slots: Int[Array, "B T"],
     sinks: Float[Array, " N"] | None,
     *,
     n_head: int,
-    angles: tuple[Float[Array, "B pairs"], Float[Array, "B pairs"]] | None,
+    angles: tuple[Float[Array, "B T pairs"], Float[Array, "B T pairs"]] | None,
     interleaved: bool,
     q_norm: Float[Array, " H"] | None,
     k_norm: Float[Array, " H"] | None,
-    q_factor: Float[Array, " B"] | None,
+    q_factor: Float[Array, "B T"] | None,
     eps: float,
     window: int,
     scale: float,
     softcap: float,
-) -> tuple[Float[Array, "B 1 N Hv"], Cache, Cache]:
-    """All of attention for one position: (its output, k, v), the cache updated in place.
+) -> tuple[Float[Array, "B T N Hv"], Cache, Cache]:
+    """All of attention for a few positions: (its output, k, v), the cache updated in place.
+
+    Each position gets the same numbers as if it came alone.
 
     Args:
         qkv: what the projections give, q | k | v, of N H, K H and K Hv values.
         k, v: caches of all layers of a kind.
         layer: which of them.
         q_positions: -1 for padding.
-        k_positions: the position that each slot holds once this one is written.
-        slots: where the key and value go; S for nowhere.
+        k_positions: the position that each slot holds once these are written.
+        slots: where each key and value goes; S for nowhere.
         sinks: as for `attention`.
         n_head: N.
         angles: cosines and sines of RoPE, or None.
@@ -262,7 +264,7 @@ def attention_step(
     (k, k_scales), (v, v_scales) = _cache_planes(k), _cache_planes(v)
     cache = [k, v, *k_scales, *v_scales]
     shapes = (
-        jax.ShapeDtypeStruct((qkv.shape[0], 1, n_head, v.shape[4]), jnp.float32),
+        jax.ShapeDtypeStruct((*qkv.shape[:2], n_head, v.shape[4]), jnp.float32),
         *(jax.ShapeDtypeStruct(plane.shape, plane.dtype) for plane in cache),
     )
     operands = (1, 2, 7, 8)[: len(cache)]  # the last two where there are scales

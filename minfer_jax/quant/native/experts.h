@@ -22,7 +22,7 @@ inline Threads alone(const Part& part) {
 // rows of x first is done again for each part.
 inline bool part(const Product& p, bool few, int64_t i, int64_t of) {
   const Part mine = {i, of}, all = {0, 1};
-  return few ? matvec(p, alone(mine)) : matmul(p, alone(all), alone(mine));
+  return few ? matvec(p, alone(all), alone(mine)) : matmul(p, alone(all), alone(mine));
 }
 
 }  // namespace minfer::MINFER_ISA

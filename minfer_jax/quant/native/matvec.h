@@ -55,9 +55,13 @@ inline void finish(const Product& p, int64_t m) {
 // --- activations in float32 ----------------------------------------------------------------------
 
 template <class Reader>
-void matvec_float(const Product& p, const float* x, const Threads& threads) {
+void matvec_float(const Product& p, const Threads& preparing, const Threads& threads) {
   const Weight& w = p.w;
   const int64_t rows = p.rows;
+  const bool ready = p.prologue == Prologue::none && (rows == 1 || !p.order);
+  Buffer<float> prepared(ready ? 0 : rows * w.k);
+  if (!ready) preparing.run(rows, [&](int64_t m) { prepare(p, m, &prepared[m * w.k]); });
+  const float* x = ready ? p.x + p.row_of_x(0) * w.k : prepared.data();
   over_tiles(w, threads, [&](int64_t first, int64_t last) {
     for (int64_t j = first; j < last; j++) {
       const Reader reader(w, j);
@@ -140,15 +144,20 @@ INLINE F add_unit(const U* bytes, int zero, const Unit& x, const F* scale, const
 }
 
 template <class Reader>
-void matvec_rounded(const Product& p, const float* x, const Threads& threads) {
+void matvec_rounded(const Product& p, const Threads& preparing, const Threads& threads) {
   const Weight& w = p.w;
   const int64_t rows = p.rows;
   const int64_t units = w.k / 32;
   const int zero = w.zero - offset(Reader::width);
   Buffer<Unit> rounded(rows * units);  // [units, rows]
-  for (int64_t m = 0; m < rows; m++)
+  preparing.run(rows, [&](int64_t m) {
+    const bool ready = p.prologue == Prologue::none;
+    Buffer<float> prepared(ready ? 0 : w.k);
+    if (!ready) prepare(p, m, prepared.data());
+    const float* x = ready ? p.x + p.row_of_x(m) * w.k : prepared.data();
     for (int64_t u = 0; u < units; u++)
-      rounded[u * rows + m] = round_unit<Reader::groups>(x + m * w.k + u * 32);
+      rounded[u * rows + m] = round_unit<Reader::groups>(x + u * 32);
+  });
 
   over_tiles(w, threads, [&](int64_t first, int64_t last) {
     F totals[16];
@@ -184,23 +193,20 @@ void matvec_rounded(const Product& p, const float* x, const Threads& threads) {
 }
 #endif
 
-inline bool matvec(const Product& p, const Threads& threads) {
-  const int64_t k = p.w.k;
+inline bool matvec(const Product& p, const Threads& preparing, const Threads& threads) {
   if (!possible(p)) return false;
-  const bool ready = p.prologue == Prologue::none && (p.rows == 1 || !p.order);
-  Buffer<float> prepared(ready ? 0 : p.rows * k);
-  for (int64_t m = 0; m < p.rows && !ready; m++) prepare(p, m, &prepared[m * k]);
-  const float* x = ready ? p.x + p.row_of_x(0) * k : prepared.data();
   const bool done = with_reader(p.w, [&](auto type) {
     using Reader = typename decltype(type)::type;
 #if defined(MINFER_HAS_DOT)
     if constexpr (Reader::whole_numbers)
-      if (p.rounded) return matvec_rounded<Reader>(p, x, threads);
+      if (p.rounded) return matvec_rounded<Reader>(p, preparing, threads);
 #endif
-    matvec_float<Reader>(p, x, threads);
+    matvec_float<Reader>(p, preparing, threads);
   });
   for (int64_t m = 0; m < p.rows && p.post && done; m++) finish(p, m);
   return done;
 }
+
+inline bool matvec(const Product& p, const Threads& threads) { return matvec(p, threads, threads); }
 
 }  // namespace minfer::MINFER_ISA

@@ -61,18 +61,18 @@ struct Attention {
   }
 };
 
-// One position of a sequence, from what the projections give to what attention gives: norms, RoPE,
-// the new key and value put into the cache, and `attention`, whose q this makes.
+// A few positions of each sequence, from what the projections give to what attention gives: norms,
+// RoPE, the new keys and values put into the cache, and `attention`, whose q this makes.
 struct Step {
-  Attention attention;      // t = 1
-  const float* qkv;         // [B, N H + K H + K Hv]
-  const float *cos, *sin;   // [B, pairs], null for no rotation
+  Attention attention;
+  const float* qkv;         // [B, T, N H + K H + K Hv]
+  const float *cos, *sin;   // [B, T, pairs], null for no rotation
   int64_t pairs;
   bool interleaved;         // pairs are (2 i, 2 i + 1), else (i, i + pairs)
   const float *q_norm, *k_norm;  // [H] or null
   float eps;
-  const float* q_factor;    // [B], of the queries, or null
-  const int32_t* slots;     // [B], where the key and value go; `slots` itself is nowhere
+  const float* q_factor;    // [B, T], of the queries, or null
+  const int32_t* slots;     // [B, T], where the key and value go; `slots` itself is nowhere
 };
 
 enum class Prologue { none, rms_norm, silu, gelu };
