@@ -131,6 +131,10 @@ class Turns:
     def _show(self, pieces: Iterator[str]) -> None:
         """Write an answer as it comes, and a line break after it."""
         splitter = ThinkingSplitter(begun=self.conversation.thinks) if self._color else None
+
+        def end() -> None:
+            _write((_gray(splitter.flush()) if splitter else "") + "\n")
+
         try:
             first = next(pieces, "")
             with _ctrl_c_waits() as asked:
@@ -141,9 +145,9 @@ class Turns:
         except BaseException as e:
             pieces.close()  # pyright: ignore  # a generator: what was said until now is recorded
             if not isinstance(e, OSError):  # then nobody reads it
-                _write("\n")
+                end()
             raise
-        _write((_gray(splitter.flush()) if splitter else "") + "\n")
+        end()
 
 
 @contextlib.contextmanager

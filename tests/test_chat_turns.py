@@ -38,19 +38,20 @@ def interrupted(*_, **__):
     yield
 
 
-def test_an_answer_that_is_terminated_is_kept_and_counts(model, monkeypatch, capsys):
+@pytest.mark.parametrize("color", [False, True])
+def test_an_answer_that_is_terminated_is_kept_and_counts(model, monkeypatch, capsys, color):
     conversation = Conversation(model, max_tokens=3)
 
     def pieces(*_, **__):
-        yield "one"
+        yield "<thi"
         raise SystemExit(143)
 
     monkeypatch.setattr(model, "stream_ids", pieces)
-    turns = Turns(conversation, session=None, color=False, interactive=False)
+    turns = Turns(conversation, session=None, color=color, interactive=False)
     with pytest.raises(SystemExit):
         turns.say("hello")
-    assert (turns.n, capsys.readouterr().out) == (1, "one\n")
-    assert conversation.messages[-1]["content"] == "one"
+    assert (turns.n, capsys.readouterr().out) == (1, "<thi\n"), "nothing is held back then"
+    assert conversation.messages[-1]["content"] == "<thi"
 
 
 @pytest.mark.parametrize("begin", [interrupted, lambda *_, **__: next(interrupted())])
