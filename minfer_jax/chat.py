@@ -19,9 +19,10 @@ if __name__ == "__main__":  # Ctrl-C during the imports below ends it without a 
 
 from absl import app
 
-from minfer_jax import chat_input, chat_session
+from minfer_jax import chat_input
 from minfer_jax.chat_commands import COMMANDS, split
 from minfer_jax.chat_flags import Options, help_all, help_text, parse
+from minfer_jax.chat_session import SessionError, SessionFile
 from minfer_jax.chat_template import ChatTemplate, ChatTemplateError
 from minfer_jax.chat_turns import Turns, note
 from minfer_jax.command import guarded, keep_arguments, leave, say, with_flags
@@ -55,7 +56,8 @@ def run(options: Options) -> int:
     file, _ = opened(common)
     tokenizer = Tokenizer.from_gguf(file)
     template = _read_template(options, tokenizer) or template_of(file, tokenizer)
-    messages = _load(options)
+    session = SessionFile(options.session) if options.session else None
+    messages = _load(session, options) if session else []
     model = loaded(file, tokenizer, common, common.n_ctx)
     conversation = Conversation(
         model,
@@ -68,26 +70,16 @@ def run(options: Options) -> int:
     )
     if common.system is not None:
         _set_system(conversation, common.system)
-    if (
-        options.session
-        and messages
-        and (came := chat_session.restore_state(options.session, conversation))
-    ):
+    if session and messages and (came := session.restore_state(conversation)):
         note("session", came)
     gc.freeze()
     gc.enable()
-    return _converse(conversation, options, messages)
+    return _converse(conversation, options, session)
 
 
-def _converse(conversation: Conversation, options: Options, saved: list[Message]) -> int:
+def _converse(conversation: Conversation, options: Options, session: SessionFile | None) -> int:
     interactive, color = chat_input.is_interactive(), _has_color(options.color)
-    turns = Turns(
-        conversation,
-        session=options.session,
-        saved=saved,
-        color=color,
-        interactive=interactive,
-    )
+    turns = Turns(conversation, session=session, color=color, interactive=interactive)
     try:
         with _exit_when_terminated():
             if interactive:
@@ -117,25 +109,27 @@ def _goes_on(turns: Turns, text: str, single_turn: bool) -> bool:
         say(f"no command /{name}: /help lists them, and //{name} says it")
         return True
     command = COMMANDS[name]
+    if rest and not command.takes_text:
+        say(f"/{name} takes no words: without them it is a command, and //{name} ... says it")
+        return True
     if command.run is None:
         return False
     command.run(turns, rest)
     return not (single_turn and command.is_turn)
 
 
-def _load(options: Options) -> list[Message]:
+def _load(session: SessionFile, options: Options) -> list[Message]:
     """The messages of the session, as far as there are any."""
-    path = options.session
-    if path is None:
-        return []
     try:
-        messages = chat_session.load(path)
-    except chat_session.SessionError as e:
-        note("session", f"ignoring unreadable {path}: {e}")
+        messages = session.load()
+    except SessionError as e:
+        note("session", f"ignoring unreadable {session.path}: {e}")
         return []
     if messages is None:
         return []
-    note("session", f"loaded {len(messages)} message(s) from {path}")
+    note("session", f"loaded {len(messages)} message(s) from {session.path}")
+    if messages and messages[-1]["role"] == "user":
+        note("session", "the last one has no answer: /regen gives one")
     if options.common.system is not None and any(m["role"] == "system" for m in messages):
         note("session", "--system takes the place of its system message")
     return messages

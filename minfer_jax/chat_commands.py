@@ -20,12 +20,14 @@ class Command:
         text: what it does.
         run: does it, given what follows its name; None ends the conversation.
         is_turn: whether it is answered by the model.
+        takes_text: whether anything may follow its name.
     """
 
     usage: str
     text: str
     run: Callable[[Turns, str], None] | None
     is_turn: bool = False
+    takes_text: bool = False
 
 
 def _clear(turns: Turns, argument: str) -> None:
@@ -84,7 +86,10 @@ COMMANDS = {
         is_turn=True,
     ),
     "system": Command(
-        usage="/system [TEXT]", text="show or change the system message; - for none", run=_system
+        usage="/system [TEXT]",
+        text="show or change the system message; - for none",
+        run=_system,
+        takes_text=True,
     ),
     "stats": Command(usage="/stats", text="what the latest answer took", run=_stats),
     "help": Command(usage="/help", text="this", run=_help),

@@ -3,11 +3,14 @@
     talk.json          [{"role": "user", "content": "Hi"}, ...]
     talk.json.state    keys and values, so that nothing of it has to be run again (`state_file`)
     talk.json.bad      a copy of what was at talk.json and could not be read
+    talk.json.2        the conversation, where another program has written to talk.json meanwhile
 
-The state is bound to the model's file as it is on this machine; where it does not fit, or is not
-there, the messages are run again.
+Messages that were dropped from the context stay in the file, marked "dropped". The state is bound
+to the model's file as it is on this machine; where it does not fit, or is not there, the messages
+are run again.
 """
 
+import errno
 import hashlib
 import json
 import shutil
@@ -30,23 +33,106 @@ class SessionError(ValueError):
     """The messages cannot be read or written. One line."""
 
 
-def load(path: Path) -> list[Message] | None:
-    """The messages of a file; None where there is no such file.
+class SessionFile:
+    """Where a conversation is kept.
 
-    Raises:
-        SessionError: they cannot be read. What is there is kept as a copy.
-        UsageError: nor can it be copied: so it must not be replaced.
+    Attributes:
+        path: of the messages.
+        saved: the messages that are there; None where there are none that can be read.
     """
-    if not path.exists():
-        return None
-    try:
-        if not path.is_file():
-            raise ValueError("not a file")  # a pipe would be waited for
-        if path.stat().st_size > _LONGEST:
-            raise ValueError(f"more than {_LONGEST} bytes")
-        return _messages(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, RecursionError) as e:
-        raise SessionError(f"{e}; {_keep_copy(path)}") from None
+
+    def __init__(self, path: Path) -> None:
+        """Reads nothing yet."""
+        self.path = path
+        self.saved: list[Message] | None = None
+        self._seen: tuple[int, ...] | None = None
+
+    def load(self) -> list[Message] | None:
+        """The messages of the file; None where there is no such file.
+
+        Raises:
+            SessionError: they cannot be read. What is there is kept as a copy.
+            UsageError: nor can it be copied: so it must not be replaced.
+        """
+        self._seen = _version(self.path)
+        if self._seen is None:
+            return None
+        try:
+            if not self.path.is_file():
+                raise ValueError("not a file")  # a pipe would be waited for
+            if self.path.stat().st_size > _LONGEST:
+                raise ValueError(f"more than {_LONGEST} bytes")
+            self.saved = _messages(json.loads(self.path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, RecursionError) as e:
+            raise SessionError(f"{e}; {_keep_copy(self.path)}") from None
+        return list(self.saved)
+
+    def save(self, messages: Sequence[Message]) -> None:
+        """Write the messages, if they are others than those that are there.
+
+        What is there stays until they are whole. What another program has put there stays too:
+        then they go to another file, which `path` names from here on.
+
+        Raises:
+            SessionError: they cannot be written.
+        """
+        if list(messages) == (self.saved or []):
+            return
+        text = json.dumps(list(messages), indent=2, ensure_ascii=False) + "\n"
+        try:
+            if _version(self.path) not in (None, self._seen):
+                self.path = _free(self.path, "", 2)
+            place = self.path.resolve()  # a link stays one
+            if place.exists() and not place.stat().st_mode & 0o222:
+                raise SessionError(f"{self.path} is read-only")
+            with whole_file.replacing(place) as file:
+                file.write(text.encode("utf-8", "replace"))
+            self._seen = _version(self.path)
+        except OSError as e:
+            raise SessionError(f"{self.path} cannot be written ({e.strerror})") from None
+        self.saved = list(messages)
+
+    def restore_state(self, conversation: Conversation) -> str:
+        """Take up what the engine had computed of a conversation that was loaded.
+
+        Args:
+            conversation: with these messages, and nothing run yet.
+
+        Returns:
+            What came of it, for the user; "" where there is no state.
+        """
+        state, model = self._state, conversation.model
+        if not state.exists():
+            return ""
+        try:
+            model.engine.load_state(state, _identity(model.file))
+            held, n = conversation.n_held()
+        except ValueError as e:
+            return f"the messages will be run again: {e}"
+        return f"{held} of {n} tokens are as {state} has them"
+
+    def save_state(self, conversation: Conversation) -> None:
+        """Write what the engine has computed of a conversation, or remove what is of another.
+
+        Raises:
+            StateError: it cannot be written.
+        """
+        state, engine = self._state, conversation.model.engine
+        tokens = engine.tokens
+        size = engine.kv_bytes * len(tokens) // engine.n_ctx
+        known = conversation.transcript.tokens
+        belongs = bool(known) and tuple(tokens[: len(known)]) == known
+        try:
+            if belongs and size <= _MOST_STATE:
+                engine.save_state(state, _identity(conversation.model.file))
+            else:
+                state.unlink(missing_ok=True)
+        except OSError as e:
+            raise StateError(f"{state}: cannot be removed ({e.strerror})") from None
+
+    @property
+    def _state(self) -> Path:
+        return self.path.with_name(f"{self.path.name}.state")
 
 
 def _messages(value: Any) -> list[Message]:
@@ -60,74 +146,31 @@ def _messages(value: Any) -> list[Message]:
     return [{**message, "content": message.get("content") or ""} for message in value]
 
 
-def _keep_copy(path: Path) -> str:
-    copies = [path.with_name(f"{path.name}.bad{i or ''}") for i in range(_MOST_COPIES)]
-    copy = next((c for c in copies if not c.exists()), copies[-1])
+def _version(path: Path) -> tuple[int, ...] | None:
+    """Changes whenever the file does; None where there is none."""
     try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return None
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
+def _free(path: Path, word: str, first: int) -> Path:
+    """A name beside `path` that nothing has."""
+    for i in range(first, _MOST_COPIES):
+        name = path.with_name(f"{path.name}.{word}{i or ''}")
+        if not name.exists():
+            return name
+    raise FileExistsError(errno.EEXIST, f"there are {_MOST_COPIES} copies already")
+
+
+def _keep_copy(path: Path) -> str:
+    try:
+        copy = _free(path, "bad", 0)
         shutil.copyfile(path, copy)
     except OSError as e:
-        why = e.strerror or e
-        raise UsageError(f"{path} cannot be read, nor copied to {copy} ({why})") from None
+        raise UsageError(f"{path} cannot be read, nor copied ({e.strerror or e})") from None
     return f"a copy is {copy}"
-
-
-def save(path: Path, messages: Sequence[Message]) -> None:
-    """Write the messages, in place of what is there; that stays until they are whole.
-
-    Raises:
-        SessionError: they cannot be written.
-    """
-    text = json.dumps(list(messages), indent=2, ensure_ascii=False) + "\n"
-    try:
-        with whole_file.replacing(path) as file:
-            file.write(text.encode("utf-8", "replace"))
-    except OSError as e:
-        raise SessionError(f"{path} cannot be written ({e.strerror})") from None
-
-
-def restore_state(path: Path, conversation: Conversation) -> str:
-    """Take up what the engine had computed of a conversation that was loaded.
-
-    Args:
-        path: of the messages.
-        conversation: with these messages, and nothing run yet.
-
-    Returns:
-        What came of it, for the user; "" where there is no state.
-    """
-    state, model = _state_path(path), conversation.model
-    if not state.exists():
-        return ""
-    try:
-        model.engine.load_state(state, _identity(model.file))
-        held, n = conversation.n_held()
-    except ValueError as e:
-        return f"the messages will be run again: {e}"
-    return f"{held} of {n} tokens are as {state} has them"
-
-
-def save_state(path: Path, conversation: Conversation) -> None:
-    """Write what the engine has computed of a conversation, or remove what does not belong to it.
-
-    Raises:
-        StateError: it cannot be written.
-    """
-    state, engine = _state_path(path), conversation.model.engine
-    tokens = engine.tokens
-    size = engine.kv_bytes * len(tokens) // engine.n_ctx
-    known = conversation.transcript.tokens
-    belongs = bool(known) and tuple(tokens[: len(known)]) == known
-    try:
-        if belongs and size <= _MOST_STATE:
-            engine.save_state(state, _identity(conversation.model.file))
-        else:
-            state.unlink(missing_ok=True)
-    except OSError as e:
-        raise StateError(f"{state}: cannot be removed ({e.strerror})") from None
-
-
-def _state_path(path: Path) -> Path:
-    return path.with_name(f"{path.name}.state")
 
 
 def _identity(file: GGUFFile) -> str:

@@ -70,6 +70,7 @@ class ChatTemplate:
 
     def render(
         self,
+        /,  # a template may have a variable of this name
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,

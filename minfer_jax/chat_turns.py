@@ -5,13 +5,16 @@
 [turn 2] stopped by n_predict
 """
 
+import contextlib
+import itertools
+import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from types import FrameType
 
-from minfer_jax import chat_session
-from minfer_jax.command import say
-from minfer_jax.conversation import Conversation, Message
+from minfer_jax.chat_session import SessionError, SessionFile
+from minfer_jax.command import say, shown
+from minfer_jax.conversation import Conversation
 from minfer_jax.gguf_header import one_line
 from minfer_jax.thinking import ThinkingSplitter
 
@@ -31,8 +34,7 @@ class Turns:
         self,
         conversation: Conversation,
         *,
-        session: Path | None,
-        saved: Sequence[Message],
+        session: SessionFile | None,
         color: bool,
         interactive: bool,
     ) -> None:
@@ -41,7 +43,6 @@ class Turns:
         Args:
             conversation: what is talked about.
             session: where it is kept, or None.
-            saved: the messages that are kept there already.
             color: whether thoughts are gray.
             interactive: whether Ctrl-C stops an answer and not the program.
         """
@@ -49,70 +50,73 @@ class Turns:
         self.n = 0
         self.failed = False
         self._session = session
-        self._saved = list(saved)
         self._color = color
         self._interactive = interactive
+        self._told = False
 
     def say(self, text: str) -> None:
         """Answer what the user says."""
-        if self._turn(self.n + 1, "", lambda: self.conversation.say(text)):
-            self.n += 1
+        done = self.conversation.n_turns
+        try:
+            self._turn(self.n + 1, "", lambda: self.conversation.say(text))
+        finally:  # one that SIGTERM cuts counts too, as it is kept
+            self.n += self.conversation.n_turns - done
 
     def regenerate(self) -> None:
         """Answer once more what the user said last."""
         self._turn(max(self.n, 1), "regen: ", self.conversation.regenerate)
 
-    def save(self) -> bool:
-        """Write the messages where they are kept, if there are new ones; whether they are there."""
-        if self._session is None:
-            return False
-        if self._saved != self.conversation.messages:
-            try:
-                chat_session.save(self._session, self.conversation.messages)
-            except chat_session.SessionError as e:
-                note("session", str(e))
-                return False
-            self._saved = list(self.conversation.messages)
-        return self._session.exists()
-
     def end(self) -> None:
         """Keep what there is to keep, and take leave."""
-        if self._session is not None and self.save():
-            nothing_said = all(m["role"] == "system" for m in self.conversation.messages)
-            if self.conversation.n_turns or nothing_said:
-                self._save_state(self._session)
-            note("session", f"saved {len(self._saved)} message(s) to {self._session}")
+        session, conversation = self._session, self.conversation
+        if session is not None and self._save() and session.saved is not None:
+            nothing_said = all(m["role"] == "system" for m in conversation.history)
+            if conversation.n_turns or nothing_said:
+                try:
+                    session.save_state(conversation)
+                except ValueError as e:
+                    note("session", str(e))
+            note("session", f"saved {len(session.saved)} message(s) to {session.path}")
         say("---")
         say(f"conversation ended after {self.n} turn(s)")
 
-    def _save_state(self, session: Path) -> None:
+    def _save(self) -> bool:
+        """Write the messages where they are kept; whether they are there."""
+        if (session := self._session) is None:
+            return False
+        path = session.path
         try:
-            chat_session.save_state(session, self.conversation)
-        except ValueError as e:
+            session.save(self.conversation.history)
+        except SessionError as e:
             note("session", str(e))
+            return False
+        if session.path != path:
+            note("session", f"another program has written to {path}: from here on {session.path}")
+        return True
 
-    def _turn(self, n: int, label: str, begin: Callable[[], Iterator[str]]) -> bool:
-        """One answer; whether there is one."""
+    def _turn(self, n: int, label: str, begin: Callable[[], Iterator[str]]) -> None:
+        """One answer, and the report on it."""
         conversation, name = self.conversation, f"turn {n}"
         done = conversation.n_turns
         self.failed = True
-        if not conversation.model.engine.compiles:
-            say("Compiling, or loading what an earlier run compiled ...")
         try:
             pieces = begin()
+            if not self._told:
+                say("Compiling, or loading what an earlier run compiled ...")
+                self._told = True
             if conversation.n_dropped:
                 dropped = f"dropped oldest {conversation.n_dropped} turn(s)"
                 note(name, f"<<context full: {dropped}>>")
             self._show(pieces)
         except ValueError as e:
             note("error", str(e))
-            return False
+            return
         except KeyboardInterrupt:
             if not self._interactive:
                 raise
         if conversation.n_turns == done:
             note(name, "stopped before there was an answer: as if nothing was said")
-            return False
+            return
         stats = conversation.model.stats
         note(
             name,
@@ -122,21 +126,49 @@ class Turns:
         if conversation.stopped_by:
             note(name, f"stopped by {conversation.stopped_by}")
         self.failed = False
-        self.save()
-        return True
+        self._save()
 
     def _show(self, pieces: Iterator[str]) -> None:
         """Write an answer as it comes, and a line break after it."""
         splitter = ThinkingSplitter(begun=self.conversation.thinks) if self._color else None
+
+        def end() -> None:
+            _write((_gray(splitter.flush()) if splitter else "") + "\n")
+
         try:
-            for piece in pieces:
-                _write(_gray(splitter.push(piece)) if splitter else piece)
+            first = next(pieces, "")
+            with _ctrl_c_waits() as asked:
+                for piece in itertools.chain([first], pieces):
+                    _write(_gray(splitter.push(piece)) if splitter else shown(piece))
+                    if asked:
+                        raise KeyboardInterrupt
         except BaseException as e:
             pieces.close()  # pyright: ignore  # a generator: what was said until now is recorded
-            if isinstance(e, KeyboardInterrupt):
-                _write("\n")
+            if not isinstance(e, OSError):  # then nobody reads it
+                end()
             raise
-        _write((_gray(splitter.flush()) if splitter else "") + "\n")
+        end()
+
+
+@contextlib.contextmanager
+def _ctrl_c_waits() -> Iterator[list[int]]:
+    """While in it, the first Ctrl-C is noted and no more.
+
+    Raised in the middle of a call, it would cost the engine all that it has run of the text, and
+    the next piece is near. The second one is raised.
+    """
+    asked: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def note(name: str, text: str) -> None:
@@ -145,7 +177,9 @@ def note(name: str, text: str) -> None:
 
 
 def _gray(parts: list[tuple[str, bool]]) -> str:
-    return "".join(f"{_GRAY}{text}{_PLAIN}" if thought else text for text, thought in parts)
+    return "".join(
+        f"{_GRAY}{shown(text)}{_PLAIN}" if thought else shown(text) for text, thought in parts
+    )
 
 
 def _write(text: str) -> None:

@@ -14,6 +14,14 @@ from minfer_jax.usage import UsageError
 
 Options = TypeVar("Options")
 
+# What a terminal obeys, but for the tab and the line break, and the sign that stands for it: U+241B
+# for ESC.
+_SIGNS = {
+    **{code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"},
+    0x7F: 0x2421,
+    **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
+}
+
 
 def guarded(run: Callable[[], int]) -> int:
     """Run the body of a command.
@@ -81,6 +89,11 @@ def keep_arguments(argv: list[str]) -> list[str]:
     """For absl, which wants its own flags parsed: those of a command are parsed by itself."""
     flags.FLAGS(argv[:1])
     return argv
+
+
+def shown(text: str) -> str:
+    """What a model wrote, as standard output takes it: a terminal must not obey it."""
+    return text.translate(_SIGNS) if sys.stdout.isatty() else text
 
 
 def say(line: str) -> None:

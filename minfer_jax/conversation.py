@@ -8,13 +8,15 @@ The engine keeps the keys and values of what it has run; `Transcript` sees to it
 prompt begins with the same tokens.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import bisect
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from minfer_jax.chat_template import ChatTemplate
 from minfer_jax.context import MAX_TOKENS, common_prefix
 from minfer_jax.language_model import LanguageModel
-from minfer_jax.prompt import render_messages, template_of
+from minfer_jax.prompt import Rendered, render_messages, template_of
 from minfer_jax.sampling import SamplingParams
 from minfer_jax.thinking import opens_thinking
 from minfer_jax.tokenizer import TokenizerError
@@ -25,6 +27,7 @@ Message = dict[str, Any]
 # Turns are dropped when less than an eighth of the context is left for an answer (or less than the
 # longest answer), and until a quarter is: as all that stays is run anew then, it must not be soon.
 _LEAST, _ENOUGH = 8, 4
+_DROPPED = "dropped"  # key of a message in `history`
 
 
 class ConversationError(ValueError):
@@ -36,7 +39,8 @@ class Conversation:
 
     Attributes:
         model: what answers. It may be used for other things between turns.
-        messages: what was said: "role" and "content" each.
+        messages: what the model is told: "role" and "content" each.
+        dropped: what was said before that, and is not told any more, as the context was full.
         max_tokens: tokens of an answer at most.
         n_turns: answers so far, those to `regenerate` too.
         n_dropped: turns that were dropped before the latest answer, as the context was full.
@@ -61,7 +65,7 @@ class Conversation:
         Args:
             model: what answers.
             system: a system message; it takes the place of one in `messages`.
-            messages: what was said before.
+            messages: what was said before, as `history` has it.
             template: renders the messages; None for that of the model's file.
             template_kwargs: further variables for the template, such as `enable_thinking`.
             max_tokens: tokens of an answer at most.
@@ -76,7 +80,8 @@ class Conversation:
         if model.tokenizer is None:
             raise TokenizerError(f"{model.file.path}: no tokenizer that is known")
         self.model = model
-        self.messages: list[Message] = [dict(message) for message in messages]
+        self.messages: list[Message] = [dict(m) for m in messages if not m.get(_DROPPED)]
+        self.dropped: list[Message] = [dict(m) for m in messages if m.get(_DROPPED)]
         self.max_tokens = max_tokens
         self.n_turns = 0
         self.n_dropped = 0
@@ -123,6 +128,7 @@ class Conversation:
     def clear(self) -> None:
         """Forget all that was said, but not the system message."""
         self.messages = [m for m in self.messages if m["role"] == "system"]
+        self.dropped = []
         self.transcript = Transcript()
 
     def set_system(self, text: str | None) -> None:
@@ -136,8 +142,15 @@ class Conversation:
         """
         system = [{"role": "system", "content": text}] if text else []
         if system:
-            self._extended([*system, {"role": "user", "content": "."}])
+            self._rendered([*system, {"role": "user", "content": "."}])
         self.messages = system + [m for m in self.messages if m["role"] != "system"]
+
+    @property
+    def history(self) -> list[Message]:
+        """All that was said, in order; what was dropped from the context is marked so."""
+        begin = [*itertools.takewhile(lambda m: m["role"] == "system", self.messages)]
+        dropped = [{**message, _DROPPED: True} for message in self.dropped]
+        return [*begin, *dropped, *self.messages[len(begin) :]]
 
     @property
     def stopped_by(self) -> str | None:
@@ -159,19 +172,28 @@ class Conversation:
         return common_prefix(self.model.engine.tokens, tokens), len(tokens)
 
     def _answer(self, messages: list[Message]) -> Iterator[str]:
-        kept, prompt = self._fitted(messages)
-        self.n_dropped = _n_users(messages) - _n_users(kept)
+        n, prompt = self._fitted(messages)
+        dropped, kept = _without_oldest(messages, n)
+        self.n_dropped = n
         self.thinks = opens_thinking(prompt.prompt.text)
         options = dict(self._options)
         seed = options.get("seed", SamplingParams.seed)
         if seed is not None and seed >= 0:  # otherwise each answer has one of its own anyway
             options["seed"] = (seed + self.n_turns) % 2**64
         pieces = self.model.stream_ids(prompt.tokens, max_tokens=self.max_tokens, **options)
-        return self._streamed(kept, prompt, pieces)
 
-    def _streamed(
-        self, messages: list[Message], prompt: Transcript, pieces: Iterator[str]
-    ) -> Iterator[str]:
+        def record(answer: str) -> None:
+            self.n_turns += 1
+            self.messages = [*kept, {"role": "assistant", "content": answer}]
+            self.dropped += dropped
+            tokens = tuple(self.model.engine.tokens)
+            if tokens[: len(prompt.tokens)] != prompt.tokens:  # it has drawn none
+                tokens = prompt.tokens
+            self.transcript = prompt.answered(tokens, answer, self._tokenizer)
+
+        return self._streamed(pieces, record)
+
+    def _streamed(self, pieces: Iterator[str], record: Callable[[str], None]) -> Iterator[str]:
         said: list[str] = []
         try:
             for piece in pieces:
@@ -180,46 +202,46 @@ class Conversation:
         except (GeneratorExit, KeyboardInterrupt, SystemExit):
             if said:
                 self.model.stats.finish_reason = "interrupted"
-                self._record(messages, prompt, "".join(said))
+                record("".join(said))
             raise
-        self._record(messages, prompt, "".join(said))
+        record("".join(said))
 
-    def _record(self, messages: list[Message], prompt: Transcript, answer: str) -> None:
-        self.n_turns += 1
-        self.messages = [*messages, {"role": "assistant", "content": answer}]
-        tokens = tuple(self.model.engine.tokens)
-        if tokens[: len(prompt.tokens)] != prompt.tokens:  # it has drawn none
-            tokens = prompt.tokens
-        self.transcript = prompt.answered(tokens, answer, self._tokenizer)
-
-    def _fitted(self, messages: list[Message]) -> tuple[list[Message], Transcript]:
-        """The messages that fit into the context with an answer, and what is to be run."""
+    def _fitted(self, messages: list[Message]) -> tuple[int, Transcript]:
+        """How many of the oldest turns must go, for an answer to fit, and what is to be run."""
         n_ctx = self.model.engine.n_ctx
-        prompt = self._extended(messages)
+        n, prompt = 0, self._extended(messages)
         if len(prompt.tokens) + min(self.max_tokens, n_ctx // _LEAST) > n_ctx:
-            while len(prompt.tokens) > n_ctx - n_ctx // _ENOUGH and _n_users(messages) > 1:
-                messages = _without_oldest_turn(messages)
-                prompt = self._extended(messages)
+            most = n_ctx - n_ctx // _ENOUGH
+            n_turns = sum(message["role"] == "user" for message in messages)
+
+            def prompt_without(n: int) -> Transcript:
+                return self._extended(_without_oldest(messages, n)[1])
+
+            def fits(n: int) -> bool:
+                return len(prompt_without(n).tokens) <= most
+
+            # Halving, as there may be thousands, and each try renders what is left.
+            n = bisect.bisect_left(range(n_turns - 1), True, key=fits)
+            prompt = prompt_without(n)
         if len(prompt.tokens) > n_ctx:
             raise ConversationError(
                 f"context full: {len(prompt.tokens)} tokens are needed and {n_ctx} available, "
                 "with no turn left to drop: say less, or raise n_ctx"
             )
-        return messages, prompt
+        return n, prompt
 
     def _extended(self, messages: list[Message], **options: bool) -> Transcript:
-        rendered = render_messages(
+        return self.transcript.extended(self._rendered(messages, **options), self._tokenizer)
+
+    def _rendered(self, messages: list[Message], **options: bool) -> Rendered:
+        return render_messages(
             self._template, self._tokenizer, messages, **self._variables, **options
         )
-        return self.transcript.extended(rendered, self._tokenizer)
 
 
-def _n_users(messages: list[Message]) -> int:
-    return sum(message["role"] == "user" for message in messages)
-
-
-def _without_oldest_turn(messages: list[Message]) -> list[Message]:
-    """All system messages, and what comes from the second message of a user on."""
+def _without_oldest(messages: list[Message], n: int) -> tuple[list[Message], list[Message]]:
+    """(the oldest n turns, all else); system messages are part of no turn."""
     users = [i for i, message in enumerate(messages) if message["role"] == "user"]
-    system = [message for message in messages[: users[1]] if message["role"] == "system"]
-    return [*system, *messages[users[1] :]]
+    old, rest = messages[: users[n] if n else 0], messages[users[n] if n else 0 :]
+    dropped = [message for message in old if message["role"] != "system"]
+    return dropped, [*(message for message in old if message["role"] == "system"), *rest]

@@ -121,7 +121,7 @@ def shown(text: str) -> str:
 
 def one_line(text: str) -> str:
     """Text with nothing unprintable in it, a line break neither."""
-    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def padded(offset: int, alignment: int) -> int:

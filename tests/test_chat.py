@@ -13,10 +13,9 @@ from pathlib import Path
 import absl.logging
 import pytest
 
-from minfer_jax import chat, chat_input, prompt_history
+from minfer_jax import chat, chat_input, chat_session, conversation
 from minfer_jax.chat_commands import COMMANDS, split
 from minfer_jax.chat_flags import help_text
-from minfer_jax.chat_turns import Turns
 from minfer_jax.conversation import Conversation
 from minfer_jax.language_model import LanguageModel, load
 from minfer_jax.usage import UsageError
@@ -195,6 +194,14 @@ def test_nothing_to_regenerate(run):
     ran = run("/regen\n", *SHORT)
     assert (ran.status, ran.out) == (0, "")
     assert "[error] there is no answer yet that could be regenerated\n" in ran.err
+    assert "Compiling" not in ran.err
+
+
+def test_words_after_a_command_are_not_lost(run, answers):
+    ran = run("/exit strategies?\n/clear it\n//exit strategies?\n", *SHORT)
+    assert ran.out == lines(*answers("/exit strategies?"))
+    for name in ("exit", "clear"):
+        assert f"/{name} takes no words: without them it is a command, and //{name} " in ran.err
 
 
 # Templates and contexts
@@ -221,6 +228,17 @@ def test_a_template_from_a_file(run, tmp_path):
     assert "error: chat template, line 1" in run("hello\n", *argv).err
     template.write_text("")
     assert (run("hello\n", *argv).status, run("hello\n", *argv[:1], "/no/such").status) == (2, 1)
+
+
+def test_variables_may_have_any_name(run):
+    """Those of the functions on the way to the template too."""
+    names = {"self": 1, "template": 1, "tokenizer": 1, "tools": 1}
+    ran = run("hello\n", *SHORT, "--chat-template-kwargs", json.dumps(names))
+    assert (ran.status, ran.out) == (0, "")
+    assert "[error] tools is a int; a list of dicts is expected\n" in ran.err
+    del names["tools"]
+    ran = run("hello\n", *SHORT, "--chat-template-kwargs", json.dumps(names))
+    assert ran.out.count("\n") == 1
 
 
 def test_thoughts_are_gray_where_there_is_color(run, tmp_path):
@@ -278,11 +296,76 @@ def test_a_session_is_taken_up(run, answers, tmp_path):
 LEAVE = "conversation ended after 1 turn(s)\n"
 
 
+def test_what_is_dropped_from_the_context_stays_in_the_session(run, tmp_path):
+    path = tmp_path / "talk.json"
+    argv = (*SHORT, "--session", str(path))
+    run("hello world\n" * 12, *argv, "--system", "Brief.")
+    messages = json.loads(path.read_text())
+    assert [m["role"] for m in messages] == ["system", *("user", "assistant") * 12]
+    dropped = [m.get("dropped", False) for m in messages]
+    n = sum(dropped)
+    assert dropped == [False] + [True] * n + [False] * (24 - n)
+    assert 0 < n < 24
+    ran = run("hello\n", *argv)
+    found = re.search(r"\[session\] (\d+) of (\d+) tokens are as ", ran.err)
+    assert found and int(found[1]) > int(found[2]) // 2, "the state fits what is left"
+    assert len(json.loads(path.read_text())) == 27
+    run("/clear\n", *argv)
+    assert len(json.loads(path.read_text())) == 1
+
+
+def test_a_long_session_in_a_short_context(run, tmp_path, monkeypatch):
+    """Thousands of turns are not dropped one by one."""
+    path, rendered = tmp_path / "talk.json", []
+    turn = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "world"}]
+    path.write_text(json.dumps(turn * 3000))
+    render = conversation.render_messages
+    monkeypatch.setattr(
+        conversation, "render_messages", lambda *a, **o: rendered.append(0) or render(*a, **o)
+    )
+    ran = run("hello\n", *SHORT, "--session", str(path))
+    assert re.search(r"<<context full: dropped oldest 29\d\d turn\(s\)>>", ran.err)
+    assert len(rendered) < 20
+    assert len(json.loads(path.read_text())) == 6002
+
+
+def test_a_session_that_ends_with_a_question(run, tmp_path):
+    path = tmp_path / "talk.json"
+    path.write_text('[{"role": "user", "content": "hello"}]')
+    ran = run("/regen\n", *SHORT, "--session", str(path))
+    assert "[session] the last one has no answer: /regen gives one\n" in ran.err
+    assert [m["role"] for m in json.loads(path.read_text())] == ["user", "assistant"]
+    assert "/regen" not in run("", *SHORT, "--session", str(path)).err
+
+
+def test_another_program_writes_to_the_session(run, tmp_path, monkeypatch):
+    path = tmp_path / "talk.json"
+
+    def typed(stream, *, multiline):
+        def read():
+            path.write_text("[]")
+            return next(texts, None)
+
+        return read
+
+    texts = iter(["hello", "world"])
+    monkeypatch.setattr(chat_input, "lines", typed)
+    ran = run("", *SHORT, "--session", str(path))
+    told = f"[session] another program has written to {path}: from here on {path}.2\n"
+    assert ran.err.count(told) == 1
+    assert f"[session] saved 4 message(s) to {path}.2\n" in ran.err
+    assert (path.read_text(), len(json.loads(Path(f"{path}.2").read_text()))) == ("[]", 4)
+    assert sorted(os.listdir(tmp_path)) == ["talk.json", "talk.json.2", "talk.json.2.state"]
+
+
 def test_a_damaged_session_is_not_lost(run, tmp_path):
     path = tmp_path / "talk.json"
     path.write_text("[{]")
+    Path(f"{path}.state").write_text("")
     ran = run("", *SHORT, "--session", str(path))
     assert ran.status == 0
+    assert "saved" not in ran.err
+    assert Path(f"{path}.state").exists()
     assert f"[session] ignoring unreadable {path}: " in ran.err
     assert path.read_text() == "[{]"
     run("hello\n", *SHORT, "--session", str(path))
@@ -293,7 +376,7 @@ def test_a_damaged_session_is_not_lost(run, tmp_path):
 def test_a_session_that_cannot_be_written(run, tmp_path, monkeypatch):
     folder = tmp_path / "folder"
     folder.mkdir()
-    monkeypatch.setattr(chat.chat_session.whole_file, "replacing", _full)
+    monkeypatch.setattr(chat_session.whole_file, "replacing", _full)
     ran = run("hello\nworld\n", *SHORT, "--session", str(folder / "talk.json"))
     assert (ran.status, ran.out.count("\n")) == (0, 2)
     assert "talk.json cannot be written (No space left on device)\n" in ran.err
@@ -307,30 +390,16 @@ def _full(*_, **__):
 # Ctrl-C
 
 
-def interrupted(*_, **__):
-    raise KeyboardInterrupt
-    yield
-
-
-@pytest.mark.parametrize("begin", [interrupted, lambda *_, **__: next(interrupted())])
-def test_ctrl_c_before_an_answer(model, monkeypatch, capsys, begin):
-    """Nobody typing: it ends the command; else the turn alone, which leaves no trace."""
-    conversation = Conversation(model, max_tokens=3)
-    monkeypatch.setattr(model, "stream_ids", begin)
-    options = {"session": None, "saved": [], "color": False}
-    with pytest.raises(KeyboardInterrupt):
-        Turns(conversation, **options, interactive=False).say("hello")
-    turns = Turns(conversation, **options, interactive=True)
-    turns.say("hello")
-    assert (turns.n, turns.failed, conversation.messages) == (0, True, [])
-    assert "[turn 1] stopped before there was an answer" in capsys.readouterr().err
-
-
 def test_ctrl_c_keeps_the_session(run, monkeypatch, tmp_path):
-    path, read = tmp_path / "talk.json", iter(["hello"])
+    path, texts = tmp_path / "talk.json", ["hello"]
 
     def lines(stream, *, multiline):
-        return lambda: next(read, None) or next(interrupted())
+        def read():
+            if texts:
+                return texts.pop()
+            raise KeyboardInterrupt
+
+        return read
 
     monkeypatch.setattr(chat_input, "lines", lines)
     ran = run("", *SHORT, "--session", str(path))
@@ -347,31 +416,6 @@ def test_help_and_wrong_usage(run):
     ran = run("", "--nonsense")
     assert (ran.status, ran.out, ran.err.count("\n")) == (2, "", 1)
     assert run("", model="/no/such/model.gguf").status == 1
-
-
-def test_the_history_is_bounded_and_survives(tmp_path, monkeypatch):
-    path = tmp_path / "folder" / "history"
-    monkeypatch.setenv(prompt_history.VARIABLE, str(path))
-    monkeypatch.setattr(prompt_history, "_LONGEST", 2000)
-    history = prompt_history.open_history()
-    for i in range(100):
-        history.append_string(f"word {i}\nand more")
-    history = prompt_history.open_history()
-    found = list(history.load_history_strings())
-    assert found[0] == "word 99\nand more"
-    assert 5 < len(found) < 40
-    assert all(re.fullmatch(r"word \d+\nand more", text) for text in found)
-    assert path.stat().st_size <= 1000
-    assert path.stat().st_mode & 0o777 == 0o600
-    path.unlink()
-    path.mkdir()
-    history.append_string("still there")  # in memory
-    assert history.get_strings() == ["still there"]
-    for name in ("off", str(path), "/proc/none/history", "~nobody-of-this-name/history"):
-        monkeypatch.setenv(prompt_history.VARIABLE, name)
-        history = prompt_history.open_history()
-        history.append_string("word")
-        assert history.get_strings() == ["word"]
 
 
 def test_no_editing_where_nobody_types(path):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from minfer_jax import chat_session
-from minfer_jax.chat_session import SessionError, load, restore_state, save, save_state
+from minfer_jax.chat_session import SessionError, SessionFile
 from minfer_jax.conversation import Conversation
 from minfer_jax.language_model import LanguageModel
 from minfer_jax.language_model import load as load_model
@@ -20,6 +20,17 @@ MESSAGES = [
     {"role": "user", "content": '東京 "?"\n'},
     {"role": "assistant", "content": ""},
 ]
+
+
+def load(path: Path):
+    return SessionFile(path).load()
+
+
+def save(path: Path, messages) -> SessionFile:
+    file = SessionFile(path)
+    file.load()
+    file.save(messages)
+    return file
 
 
 def damaged(text: bytes, path: Path) -> str:
@@ -90,6 +101,53 @@ def test_what_is_not_read(tmp_path, monkeypatch):
 def test_what_cannot_be_written(tmp_path):
     with pytest.raises(SessionError, match="cannot be written"):
         save(tmp_path / "none" / "talk.json", MESSAGES)
+    path = tmp_path / "talk.json"
+    path.write_text("[]")
+    path.chmod(0o400)
+    with pytest.raises(SessionError, match="is read-only"):
+        save(path, MESSAGES)
+    assert path.read_text() == "[]"
+
+
+def test_what_is_as_it_was_is_not_written(tmp_path):
+    path = tmp_path / "talk.json"
+    file = save(path, [])
+    assert not path.exists()
+    file.save(MESSAGES)
+    path.unlink()
+    file.save(MESSAGES)
+    assert not path.exists()
+    file.save([])
+    assert load(path) == []
+
+
+def test_a_link_stays_one(tmp_path):
+    (tmp_path / "far").mkdir()
+    link, path = tmp_path / "talk.json", tmp_path / "far" / "real.json"
+    link.symlink_to(path)
+    for messages in (MESSAGES, MESSAGES[:1]):
+        save(link, messages)
+        assert link.is_symlink()
+        assert load(path) == messages
+    assert os.listdir(tmp_path / "far") == ["real.json"]
+
+
+def test_what_another_program_has_written_stays(tmp_path):
+    """Two conversations on one file: the second to write goes on beside it, both are kept."""
+    path = tmp_path / "talk.json"
+    one, other = save(path, MESSAGES[:1]), SessionFile(path)
+    other.load()
+    one.save(MESSAGES[:2])
+    other.save(MESSAGES[1:])
+    assert (one.path, other.path) == (path, Path(f"{path}.2"))
+    one.save(MESSAGES)
+    other.save(MESSAGES[:1])
+    assert (load(path), load(other.path)) == (MESSAGES, MESSAGES[:1])
+    fresh = SessionFile(tmp_path / "new.json")
+    fresh.load()
+    save(fresh.path, MESSAGES)
+    fresh.save(MESSAGES[:1])
+    assert load(tmp_path / "new.json") == MESSAGES
 
 
 # The state
@@ -117,10 +175,10 @@ def test_the_state_spares_another_process_the_prefill(file, model, tmp_path):
     path = tmp_path / "talk.json"
     model.engine.forget()
     conversation = talk(model, "hello", "world")
-    save_state(path, conversation)
+    SessionFile(path).save_state(conversation)
     other = load_model(file.path)
     again = Conversation(other, messages=conversation.messages)
-    said = restore_state(path, again)
+    said = SessionFile(path).restore_state(again)
     held, n = (int(word) for word in said.split()[:3:2])
     # Bytes are drawn, and some of them are a word when read again: from there on it is run.
     assert 20 < held <= n
@@ -130,38 +188,40 @@ def test_the_state_spares_another_process_the_prefill(file, model, tmp_path):
 
 def test_a_state_that_does_not_fit(file, model, tmp_path):
     path, state = tmp_path / "talk.json", tmp_path / "talk.json.state"
+    kept = SessionFile(path)
     conversation = talk(model, "hello")
-    assert restore_state(path, conversation) == ""
-    save_state(path, conversation)
+    assert kept.restore_state(conversation) == ""
+    kept.save_state(conversation)
     data = state.read_bytes()
     state.write_bytes(data[:-1])
-    assert "will be run again: " in restore_state(path, conversation)
-    assert "damaged" in restore_state(path, conversation)
+    assert "will be run again: " in kept.restore_state(conversation)
+    assert "damaged" in kept.restore_state(conversation)
     state.write_bytes(data)
     other = tmp_path / "other.gguf"
     other.write_bytes(file.path.read_bytes())
     elsewhere = Conversation(load_model(other), messages=conversation.messages)
-    assert "saved with model" in restore_state(path, elsewhere)
+    assert "saved with model" in kept.restore_state(elsewhere)
     assert "".join(elsewhere.say("hello"))
 
     changed = Conversation(model, messages=[{"role": "user", "content": "another text"}])
-    said = restore_state(path, changed)
+    said = kept.restore_state(changed)
     held, n = (int(word) for word in said.split()[:3:2])
     assert held < n
 
 
 def test_a_state_of_something_else_is_removed(model, tmp_path, monkeypatch):
     path, state = tmp_path / "talk.json", tmp_path / "talk.json.state"
+    kept = SessionFile(path)
     conversation = talk(model, "hello")
-    save_state(path, conversation)
+    kept.save_state(conversation)
     assert state.exists()
     conversation.clear()
-    save_state(path, conversation)
+    kept.save_state(conversation)
     assert not state.exists()
     conversation = talk(model, "hello")
     monkeypatch.setattr(chat_session, "_MOST_STATE", 10)
-    save_state(path, conversation)
+    kept.save_state(conversation)
     assert not state.exists()
     with pytest.raises(StateError):
         monkeypatch.undo()
-        save_state(tmp_path / "none" / "talk.json", conversation)
+        SessionFile(tmp_path / "none" / "talk.json").save_state(conversation)
