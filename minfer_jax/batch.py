@@ -20,6 +20,7 @@ from minfer_jax.decode_form import Form
 from minfer_jax.model.kv_state import KVState, repeated
 from minfer_jax.run_stats import Clock, Pace, RunStats
 from minfer_jax.runner import Runner
+from minfer_jax.sampling.args import n_words
 from minfer_jax.session import Session
 
 SIZES = (1, 2, 4, 8, 16)
@@ -114,7 +115,7 @@ class _Rows:
         places = np.where(self.live, place, -1).astype(np.int32)[:, None]
         args = form.args
         if self.constraints:
-            everything = np.full(-(-runner.n_vocab // 32), 2**32 - 1, np.uint32)
+            everything = np.full(n_words(runner.n_vocab), 2**32 - 1, np.uint32)
             live = self.live[: len(self.constraints)]
             masks = [
                 constraint.mask() if on else everything

@@ -13,6 +13,7 @@ from minfer_jax.decode_extended import Asked, decode_extended
 from minfer_jax.programs import decode
 from minfer_jax.run_options import Drawn
 from minfer_jax.sampling import WINDOW_EXTENDED, SamplerArgs, SamplerState, init_state
+from minfer_jax.sampling.args import n_words
 from minfer_jax.session import Session
 
 
@@ -106,7 +107,7 @@ def form_of(session: Session, n_vocab: int, n_known: int, batch: int = 1) -> For
         sampling=sampling.extended_arrays(
             batch, n_vocab=n_known, bias=bias, breakers=options.breakers
         ),
-        mask=jax.device_put(np.full((batch, -(-n_vocab // 32)), 2**32 - 1, np.uint32)),
+        mask=jax.device_put(np.full((batch, n_words(n_vocab)), 2**32 - 1, np.uint32)),
         logprobs=jax.device_put(np.bool_(watch is not None)),
     )
     return Form(

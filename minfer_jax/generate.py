@@ -20,13 +20,16 @@ from minfer_jax.command import guarded, keep_arguments, leave, say, with_flags
 from minfer_jax.context import check_prompt_fits
 from minfer_jax.engine import Engine
 from minfer_jax.generate_flags import Options, conversation, help_all, help_text, parse
+from minfer_jax.gguf import GGUFFile
 from minfer_jax.json_lines import sample_line, token_line
 from minfer_jax.language_model import LanguageModel
 from minfer_jax.model.config import MAX_POSITIONS
 from minfer_jax.model_command import loaded, opened
+from minfer_jax.model_flags import ModelOptions
 from minfer_jax.prompt import encode_prompt
 from minfer_jax.prompt_file import STANDARD_INPUT, read_text
 from minfer_jax.run_options import Drawn
+from minfer_jax.speculation import Drafter
 from minfer_jax.tokenizer import Tokenizer
 from minfer_jax.usage import UsageError
 
@@ -59,26 +62,45 @@ def _run(options: Options) -> int:
     check_prompt_fits(len(ids), cfg.n_ctx_train)
     say(f"Vocabulary: {tokenizer.n_vocab} tokens")
     say(f"Prompt: {len(ids)} tokens")
+    draft = None if options.draft is None else opened(_of_draft(options))[0]
     model = loaded(file, tokenizer, common, max(common.n_ctx, len(ids)))
     if options.samples > 1:
         return _reported(model.engine, _samples(model, prompt, options))
-    return _reported(model.engine, _answer(model, tokenizer, ids, options))
+    extra = {} if draft is None else {"draft": _drafter(model, draft, options)}
+    return _reported(model.engine, _answer(model, tokenizer, ids, options, extra))
+
+
+def _of_draft(options: Options) -> ModelOptions:
+    """The same for the draft model."""
+    model = options.draft or options.common.model
+    return dataclasses.replace(options.common, model=model, meta=False, seed_drawn=False)
+
+
+def _drafter(model: LanguageModel, draft: GGUFFile, options: Options) -> Drafter:
+    """The draft model, loaded for the same context."""
+    tokenizer = Tokenizer.from_gguf(draft)
+    smaller = loaded(draft, tokenizer, _of_draft(options), model.engine.n_ctx)
+    most = {} if options.draft_max is None else {"most": options.draft_max}
+    return model.drafter(smaller, **most)
 
 
 def _answer(
-    model: LanguageModel, tokenizer: Tokenizer, ids: list[int], options: Options
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    ids: list[int],
+    options: Options,
+    extra: dict[str, Any],
 ) -> Iterator[str]:
     """The answer as it comes: its text, or a line of JSON for each token."""
     drawn: list[Drawn] = []
-    watch: dict[str, Any] = {}
     if options.logprobs is not None:
-        watch = {"n_logprobs": options.logprobs, "on_drawn": drawn.append}
+        extra = {**extra, "n_logprobs": options.logprobs, "on_drawn": drawn.append}
     pieces = model.stream_ids(
         ids,
         context_shift=options.context_shift,
         n_keep=options.keep,
         **_arguments(options),
-        **watch,
+        **extra,
     )
     if options.logprobs is None:
         return pieces
@@ -158,6 +180,9 @@ def _report(engine: Engine) -> None:
     say(_rate("Generated: ", stats.n_generated, stats.decode_seconds, stats.decode_rate))
     say(_rate("Total:     ", total, stats.total_seconds, rate))
     say(f"Compiled: {len(engine.compiles)} programs in {engine.compile_seconds:.2f}s ({programs})")
+    if stats.n_drafted:
+        share = f"{stats.acceptance:.0%}"
+        say(f"Drafted: {stats.n_drafted} tokens, {stats.n_accepted} of them right ({share})")
     if stats.n_dropped:
         say(f"Dropped: {stats.n_dropped} tokens, as the context was full")
     say(f"Finished: {stats.finish_reason}")

@@ -14,7 +14,7 @@ from minfer_jax.model_flags import (
     model_options,
     read,
 )
-from minfer_jax.output_flags import OUTPUT_FLAGS, output_options
+from minfer_jax.output_flags import DRAFT_FLAGS, OUTPUT_FLAGS, output_options
 from minfer_jax.sampling_flags import SAMPLING_FLAGS
 from minfer_jax.usage import UsageError
 
@@ -57,6 +57,7 @@ _GROUPS = (  # as --help-all lists them
     ("What the answer must be, and what is told of it", OUTPUT_FLAGS),
     ("Sampling", SAMPLING_FLAGS),
     ("The model", LOAD_FLAGS),
+    ("Speculation", DRAFT_FLAGS),
 )
 FLAGS = tuple(flag for _, group in _GROUPS for flag in group)
 
@@ -88,6 +89,8 @@ class Options:
         extra: further arguments of `LanguageModel.stream`.
         logprobs: how many likely tokens to tell beside each of the answer's; None to write text.
         samples: how many answers; more than one are written as JSON.
+        draft: reference of a smaller model that guesses, or None.
+        draft_max: guesses that one call checks, or None for the usual number.
     """
 
     common: ModelOptions
@@ -97,6 +100,8 @@ class Options:
     extra: Mapping[str, Any]
     logprobs: int | None
     samples: int
+    draft: str | None
+    draft_max: int | None
 
 
 def help_text() -> str:
@@ -147,7 +152,7 @@ def parse(argv: Sequence[str]) -> Options:
     if value["no-template"] and common.system is not None:
         raise UsageError("--system needs the chat template: leave out --no-template")
     if value["samples"] > 1:
-        for name in ("context-shift", "logprobs"):
+        for name in ("context-shift", "logprobs", "draft-ngram", "draft"):
             if value[name] is not None and value[name] is not False:
                 raise UsageError(f"--samples draws answers side by side: leave out --{name}")
     return Options(
@@ -158,4 +163,6 @@ def parse(argv: Sequence[str]) -> Options:
         extra=output_options(value),
         logprobs=value["logprobs"],
         samples=value["samples"],
+        draft=value["draft"],
+        draft_max=value["draft-max"],
     )

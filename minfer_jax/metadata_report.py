@@ -9,7 +9,6 @@ import numpy as np
 
 from minfer_jax.gguf import GGUFFile
 from minfer_jax.gguf_types import GGML_TYPES
-from minfer_jax.model import kv_state
 
 if TYPE_CHECKING:
     from minfer_jax.engine import Engine
@@ -34,6 +33,8 @@ def metadata(file: GGUFFile) -> str:
 
 def memory(engine: "Engine") -> str:
     """Bytes of the weights, and of the KV state for each kind of layer."""
+    from minfer_jax.model import kv_state  # loads jax, which the other reports need not
+
     lines = [
         f"  weights {engine.params.nbytes / 1e6:.1f} MB, KV state {engine.kv_bytes / 1e6:.1f} MB "
         f"({engine.n_ctx} positions, {engine.cfg.cache_dtype})"

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from minfer_jax import metadata_report
-from minfer_jax.file_record import sha256_of
 from minfer_jax.gguf import GGUFFile, TensorInfo
 from minfer_jax.gguf_header import one_line
 from minfer_jax.gguf_types import GGML_TYPES
-from minfer_jax.transfer import SourceError, quoted
+from minfer_jax.sources.record import sha256_of
+from minfer_jax.sources.transfer import SourceError, quoted
 
 _KEYS = (  # what it is called here, key after the architecture's name
     ("context", "context_length"),

@@ -12,13 +12,13 @@ if __name__ == "__main__":  # Ctrl-C during the imports below ends it without a 
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from minfer_jax import model_report, sources
-from minfer_jax.cached_models import UNFINISHED, CachedModel, cached_models, find, model_of
 from minfer_jax.command import guarded, leave, say, with_flags
 from minfer_jax.gguf import open_gguf
 from minfer_jax.gguf_header import one_line
 from minfer_jax.model_report import decimal
 from minfer_jax.models_flags import DOWNLOAD, INFO, LIST, RM, Options, help_text, parse
-from minfer_jax.remove_model import remove
+from minfer_jax.sources.cached import UNFINISHED, CachedModel, cached_models, find, model_of
+from minfer_jax.sources.transfer import shown
 
 
 def main(argv: Sequence[str]) -> int:
@@ -65,7 +65,7 @@ def _as_json(model: CachedModel) -> dict:
 def _info(options: Options) -> int:
     (ref,) = options.models
     file = open_gguf(sources.resolve(ref, may_fetch=False))  # a look fetches nothing
-    report = model_report.report(file, ref)
+    report = model_report.report(file, shown(ref))
     if options.verify:
         model = model_of(file.parts[0])
         digests = (None,) * len(file.parts) if model is None else model.digests
@@ -85,6 +85,8 @@ def _download(options: Options) -> int:
 
 
 def _rm(options: Options) -> int:
+    from minfer_jax.sources.remove import remove  # loads huggingface_hub
+
     freed = 0
     for ref in options.models:
         model = find(ref)

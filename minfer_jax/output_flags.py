@@ -10,6 +10,7 @@ from minfer_jax.decode_extended import N_TOP
 from minfer_jax.flag_table import Flag
 from minfer_jax.model_flags import as_text
 from minfer_jax.prompt_file import read_text
+from minfer_jax.speculation import MOST
 from minfer_jax.usage import UsageError
 
 if TYPE_CHECKING:
@@ -33,22 +34,33 @@ OUTPUT_FLAGS = (
     Flag(name="logprobs", kind=int, text="tell tokens with N alternatives, as JSON", least=0),
     Flag(name="samples", kind=int, text="so many answers, as JSON", default=1, least=1, main=True),
 )
+DRAFT_FLAGS = (
+    Flag(
+        name="draft-ngram",
+        kind=bool,
+        text="faster where the text repeats itself: guess from it",
+        default=False,
+        main=True,
+    ),
+    Flag(name="draft", kind=str, text="a smaller model of the same vocabulary that guesses"),
+    Flag(name="draft-max", kind=int, text="guesses that are checked at once", least=1),
+)
 
 
 def output_options(value: dict[str, Any]) -> dict[str, Any]:
     """The arguments of `LanguageModel.stream` that these flags stand for, where they are given.
 
     Args:
-        value: of each of OUTPUT_FLAGS, by name.
+        value: of each of OUTPUT_FLAGS and DRAFT_FLAGS, by name. A draft model is yet to be loaded.
 
     Raises:
-        UsageError: a schema, expression or grammar is none, or there are two; a bias is none;
-            there are too many samples or logprobs.
+        UsageError: flags exclude each other; a schema, expression, grammar or bias is none; there
+            are too many samples, logprobs or guesses.
     """
     for name, most in (("logprobs", N_TOP), ("samples", SIZES[-1])):
         if value[name] is not None and value[name] > most:
             raise UsageError(f"--{name} is {value[name]}, expected {most} at most")
-    options: dict[str, Any] = {}
+    options = _draft_options(value)
     if value["ignore-eos"]:
         options["ignore_eos"] = True
     if value["logit-bias"]:
@@ -61,6 +73,17 @@ def output_options(value: dict[str, Any]) -> dict[str, Any]:
     if given:
         options["constraint"] = _constraint(given[0], value[given[0]])
     return options
+
+
+def _draft_options(value: dict[str, Any]) -> dict[str, Any]:
+    most = value["draft-max"]
+    if value["draft-ngram"] and value["draft"] is not None:
+        raise UsageError("--draft-ngram and --draft: give one of them")
+    if most is not None and not value["draft-ngram"] and value["draft"] is None:
+        raise UsageError("--draft-max needs --draft-ngram or --draft: nothing is guessed without")
+    if most is not None and most > MOST:
+        raise UsageError(f"--draft-max is {most}, expected {MOST} at most")
+    return {"draft_ngram": most or True} if value["draft-ngram"] else {}
 
 
 def _logit_bias(words: Sequence[str]) -> dict[int, float]:

@@ -11,6 +11,7 @@ from minfer_jax.context import EngineError, whole
 from minfer_jax.decode_extended import N_TOP
 from minfer_jax.model.config import MAX_POSITIONS
 from minfer_jax.sampling import SamplingParams
+from minfer_jax.sampling.args import n_words
 
 
 class TokenConstraint(Protocol):
@@ -119,7 +120,7 @@ def checked_options(
             the vocabulary; the breakers are not of this vocabulary.
     """
     stops, n_keep = {whole("a stop id", i) for i in stop_ids}, whole("n_keep", n_keep)
-    words = -(-n_vocab // 32)
+    words = n_words(n_vocab)
     if dry_breakers is not None and (
         dry_breakers.dtype != np.uint32 or dry_breakers.shape != (words,)
     ):

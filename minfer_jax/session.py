@@ -22,6 +22,7 @@ from minfer_jax.kv_store import LAYOUT, KVStore, Rows
 from minfer_jax.model.config import MAX_POSITIONS, ModelConfig
 from minfer_jax.run_options import RunOptions, TokenConstraint, Watch, checked_bias
 from minfer_jax.sampling import WINDOW_EXTENDED, SamplingParams
+from minfer_jax.sampling.args import n_words
 from minfer_jax.state_file import StateError
 
 # Further arrays that a file may hold, with their dtype there.
@@ -189,7 +190,7 @@ class Expected:
             shapes[name] = shape
             if len(shape) != 1 or dtype != np.dtype(_EXTRAS[name]):
                 raise StateError(f"{name} is {dtype} {list(shape)}")
-        n_bias, words = shapes.get("bias_ids", (0,)), -(-self._n_vocab // 32)
+        n_bias, words = shapes.get("bias_ids", (0,)), n_words(self._n_vocab)
         if shapes.get("bias_values", (0,)) != n_bias or n_bias[0] > self._n_vocab:
             raise StateError(f"it has {n_bias[0]} tokens with a bias")
         if shapes.get("breakers", (words,)) != (words,):

@@ -14,9 +14,10 @@ os.environ["HF_HUB_DISABLE_IMPLICIT_TOKEN"] = "1"
 import jax
 import pytest
 
-from minfer_jax import compile_cache, http_client
+from minfer_jax import compile_cache
 from minfer_jax.compile_cache import EVERYTHING
 from minfer_jax.quant import native
+from minfer_jax.sources import http_client
 from tests.helpers.jax_settings import compile_cache_of
 from tests.helpers.servers import Server
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from minfer_jax import context, memory
+from minfer_jax.burst import burst
 from minfer_jax.context import EngineError
 from minfer_jax.engine import Engine
 from minfer_jax.language_model import load
@@ -133,6 +134,25 @@ def test_rows_end_by_themselves(engine, n_stops):
     assert {"stop", "length"} == set(reasons)
     rows(engine, LONG[:9], 2, 20, stop_ids=range(96), **DRAWN)
     assert (engine.stats.finish_reason, engine.stats.n_generated) == ("stop", 0)
+
+
+def test_idle_rows_are_written_nowhere(engine):
+    """Those at position -1, and one whose token stops; the others go on."""
+    rows(engine, LONG[:9], 4, 1, **DRAWN)
+    runner, form = engine._runner, engine._runner.form(engine._session, 4)
+    stop = rows(engine, LONG[:9], 4, 1, **DRAWN)[0][0]
+    state = repeated(runner.kv.state, batch=4)
+    places = np.array([[8], [-1], [8], [-1]], np.int32)
+    last = np.full((4, 1), LONG[8], np.int32)
+    args = (form.sampler, form.args, burst(3, frozenset([stop])))
+    state, tokens, last, *_ = runner.programs.call(
+        form.function, runner.params, last, places, state, *args
+    )
+    assert np.asarray(tokens)[[0, 1, 3]].tolist() == [[stop] + [-1] * 15, [-1] * 16, [-1] * 16]
+    assert (np.asarray(tokens)[2] >= 0).tolist() == [True] * 3 + [False] * 13
+    assert np.asarray(last)[:, 0].tolist() == [stop, LONG[8], int(tokens[2, 2]), LONG[8]]
+    for held in state.positions:
+        assert [row.max() for row in np.asarray(held)] == [8, 7, 10, 7]
 
 
 def test_rows_that_the_caller_has_enough_of(engine):

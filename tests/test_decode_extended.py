@@ -239,6 +239,22 @@ def test_where_a_constrained_run_ends(engine):
     assert (ended, engine.stats.finish_reason) == ([5], "stop")
 
 
+def test_a_constraint_that_fails_ends_the_run(engine):
+    class Lost(Sets):
+        def mask(self) -> np.ndarray:
+            if len(self.sets) == 1:
+                raise ValueError("nothing fits")
+            return super().mask()
+
+    tokens = []
+    with pytest.raises(ValueError, match="nothing fits"):
+        for token in engine.generate_tokens(LONG[:9], 9, constraint=Lost({5}, {6}, {7})):
+            tokens.append(token)
+    assert tokens == [5, 6]
+    assert engine.tokens == [*LONG[:9], 5, 6]
+    assert len(run(engine, LONG[:9], 3)) == 3, "and the engine is well"
+
+
 def test_a_constrained_run_goes_on_as_it_would_have(engine):
     sets = [{i, i + 1, i + 2, i + 3} for i in range(0, 48, 2)]
     whole = run(engine, LONG[:9], 24, constraint=Sets(*sets), **DRAWN)

@@ -27,7 +27,15 @@ COMMON = ModelOptions(
     meta=False,
 )
 DEFAULTS = Options(
-    common=COMMON, template=None, context_shift=False, keep=0, extra={}, logprobs=None, samples=1
+    common=COMMON,
+    template=None,
+    context_shift=False,
+    keep=0,
+    extra={},
+    logprobs=None,
+    samples=1,
+    draft=None,
+    draft_max=None,
 )
 IN_COMMON = {field.name for field in dataclasses.fields(ModelOptions)}
 SAMPLING = {field.name for field in dataclasses.fields(SamplingParams)}

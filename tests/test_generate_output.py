@@ -1,6 +1,7 @@
 """`python -m minfer_jax.generate` under constraints, and what it writes as JSON."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -96,3 +97,29 @@ def test_an_expression_and_a_bias(run):
         _, out, _ = run(*HOT, "--regex", "[ab]{40}", "-n", "60", *flags)
         assert len(out) == 40
         assert set(out) == expected
+
+
+def test_guesses_from_the_text_change_nothing(run):
+    """How many there are depends on what was measured; that they may be checked does not."""
+    greedy = ("--greedy", "-n", "60", "--repeat-penalty", "1")
+    _, expected, err = run(*greedy)
+    assert "verify" not in err
+    status, out, err = run(*greedy, "--draft-ngram")
+    assert (status, out) == (0, expected), err
+    assert re.search(r"^Compiled: .*verify", err, re.MULTILINE)
+
+
+def test_a_draft_model(run, path, tmp_path):
+    small = tiny_models.save(tmp_path, tiny_models.command_model(seed=1))
+    other = tiny_models.save(tmp_path, tiny_models.tiny_model("llama", n_layer=1), "other.gguf")
+    greedy = ("--greedy", "-n", "30")
+    _, expected, _ = run(*greedy)
+    status, out, err = run(*greedy, "--draft", str(small.path), "--draft-max", "7")
+    assert (status, out) == (0, expected), err
+    assert re.search(r"^Compiled: .*verify", err, re.MULTILINE)
+    status, out, err = run(*greedy, "--draft", str(other.path))
+    assert (status, out) == (1, "")
+    assert err.splitlines()[-1].startswith("error: ")
+    status, out, err = run(*greedy, "--draft", "no-such-model")
+    assert (status, out) == (1, "")
+    assert "Model loaded" not in err, "it is looked for before anything long begins"

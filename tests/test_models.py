@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from minfer_jax import models
-from minfer_jax.file_record import Record, write_record
 from minfer_jax.model_report import decimal
 from minfer_jax.models_flags import Options, help_text, parse
 from minfer_jax.sources import ALIASES
+from minfer_jax.sources.record import Record, write_record
 from minfer_jax.usage import UsageError
 from tests.helpers.gguf_builder import build_split, dense
 from tests.helpers.servers import put_ollama, put_repo, sha256
@@ -212,6 +212,8 @@ def test_download(run, hub, store, model_folder, monkeypatch):
     paths = [Path(line) for line in out.splitlines()]
     assert [path.read_bytes() for path in paths] == [MODEL] * 3
     assert run("download", "hf:a/b", url, "ollama:tiny") == (0, out, "")
+    status, out, err = run("info", f"{url.replace('//', '//user:secret@')}?token=secret")
+    assert status == 0 and "secret" not in out + err and url in out
     status, out, err = run("download", url, "hf:a/none", "ollama:tiny")
     assert (status, out) == (1, f"{paths[1]}\n")
     assert err.startswith("error: no repository or file a/none at http://")
@@ -244,6 +246,14 @@ def test_rm_asks_on_a_terminal(model_folder, answer, removed):
     os.close(ours)
     assert f"remove a ({decimal(len(MODEL))})? [y/N]" in said
     assert path.exists() != removed
+
+
+def test_the_command_loads_nothing_slow():
+    code = (
+        "import sys, minfer_jax.models; print(*{'jax', 'tokenizers', 'httpx2'} & set(sys.modules))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "\n", "")
 
 
 def test_as_a_program(model_folder):

@@ -30,6 +30,13 @@ def test_numbers_of_answers_and_tokens():
     assert options("--logprobs=20").logprobs == 20
 
 
+def test_drafts():
+    assert extra("--draft-ngram") == {"draft_ngram": True}
+    assert extra("--draft-ngram", "--draft-max", "3") == {"draft_ngram": 3}
+    found = options("--draft", "small.gguf", "--draft-max", "15")
+    assert (found.draft, found.draft_max, dict(found.extra)) == ("small.gguf", 15, {})
+
+
 def test_biases():
     assert extra("--ignore-eos") == {"ignore_eos": True}
     words = ["--logit-bias", "15043+1.5", "--logit-bias", "7-inf", "--logit-bias=0-2e1"]
@@ -70,6 +77,12 @@ def test_constraints(tmp_path, flag, text, expected):
         (["--logprobs", "-1"], "--logprobs is -1, expected 0 or more"),
         (["--samples", "2", "--logprobs", "0"], "side by side: leave out --logprobs"),
         (["--samples", "2", "--context-shift"], "side by side: leave out --context-shift"),
+        (["--samples", "2", "--draft-ngram"], "side by side: leave out --draft-ngram"),
+        (["--samples", "2", "--draft", "x"], "side by side: leave out --draft"),
+        (["--draft-ngram", "--draft", "x"], "--draft-ngram and --draft: give one of them"),
+        (["--draft-max", "3"], "--draft-max needs --draft-ngram or --draft"),
+        (["--draft-ngram", "--draft-max", "16"], "--draft-max is 16, expected 15 at most"),
+        (["--draft-ngram", "--draft-max", "0"], "--draft-max is 0, expected 1 or more"),
         (["--logit-bias", "7"], "--logit-bias is '7', expected a token's id and a number"),
         (["--logit-bias", "7+inf"], "--logit-bias is '7+inf', expected"),
         (["--logit-bias", "-7+1"], "--logit-bias is '-7+1', expected"),

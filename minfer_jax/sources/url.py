@@ -11,11 +11,10 @@ from urllib.parse import quote
 
 import httpx2
 
-from minfer_jax.file_record import is_present
-from minfer_jax.http_client import shown_url
-from minfer_jax.http_fetch import Remote, fetch
-from minfer_jax.split_files import SUFFIX, all_parts
-from minfer_jax.transfer import SourceError, not_cached, quoted, say
+from minfer_jax.sources.http_fetch import Remote, fetch
+from minfer_jax.sources.record import is_present
+from minfer_jax.sources.split import SUFFIX, all_parts
+from minfer_jax.sources.transfer import SourceError, not_cached, quoted, say, shown
 
 _SAFE = "%~+@,="  # in the name of a folder or a file, besides letters, digits and ._-
 
@@ -41,7 +40,7 @@ def resolve(ref: str, folder: Path, *, may_fetch: bool = True) -> Path:
         name = PurePosixPath(path).name
         if not url.host or not path.endswith(SUFFIX) or name == SUFFIX:
             raise httpx2.InvalidURL("it has no host, or does not end in .gguf")
-    except httpx2.InvalidURL as error:
+    except (httpx2.InvalidURL, UnicodeError) as error:
         raise SourceError(
             f"{quoted(ref)}: {error}; the URL of a model is expected, such as"
             " https://HOST/PATH.gguf"
@@ -54,11 +53,11 @@ def resolve(ref: str, folder: Path, *, may_fetch: bool = True) -> Path:
     paths = [_place(part, folder) for part in urls]
     if not all(map(is_present, paths)):
         if not may_fetch:
-            raise not_cached(shown_url(ref))
+            raise not_cached(ref)
         if url.scheme == "http" and not _is_here(url.host):
             say(f"note: {url.host} is asked by http, so that nothing vouches for what comes")
         for part, path in zip(urls, paths, strict=True):
-            fetch(Remote(url=str(part), source=shown_url(str(urls[0]))), path, folder)
+            fetch(Remote(url=str(part), source=shown(str(urls[0]))), path, folder)
     return paths[0]
 
 
@@ -70,9 +69,7 @@ def _place(url: httpx2.URL, folder: Path) -> Path:
     steps = (host if port is None else f"{host}_{port}", *path.split("/"))
     steps = [quote(step, safe=_SAFE) for step in steps if step]
     if any(step.startswith(".") for step in steps):
-        raise SourceError(
-            f"{quoted(shown_url(str(url)))} has a folder that begins with a dot in its path"
-        )
+        raise SourceError(f"{quoted(str(url))} has a folder that begins with a dot in its path")
     return folder.joinpath("url", *steps)
 
 

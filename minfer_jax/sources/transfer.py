@@ -1,7 +1,10 @@
 """What all transfers share: their error, the line and the bar they show, and room on the disk."""
 
+import errno
+import re
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from tqdm import tqdm
@@ -9,15 +12,21 @@ from tqdm import tqdm
 from minfer_jax.gguf_header import one_line
 
 MAX_QUOTED = 200  # characters of others' words in an error
+_URL = re.compile(r"\A(https?:/*)(?:[^/?#]*@)?([^?#]*).*", re.IGNORECASE | re.DOTALL)
 
 
 class SourceError(ValueError):
     """A model that cannot be found or fetched; one line that says why and what to do."""
 
 
+def shown(text: str | Path) -> str:
+    """A reference or a URL without login and query, which may be secret."""
+    return _URL.sub(r"\1\2", str(text))
+
+
 def quoted(text: str | Path) -> str:
-    """Text fit for an error: in quotes, short, one line."""
-    text = str(text)
+    """Text fit for an error: in quotes, short, one line, and no secrets of a URL in it."""
+    text = shown(text)
     return repr(text if len(text) <= MAX_QUOTED else text[:MAX_QUOTED] + "...")
 
 
@@ -25,7 +34,7 @@ def not_cached(ref: str) -> SourceError:
     """Makes the error of a model that is not here, where nothing may be fetched."""
     return SourceError(
         f"{quoted(ref)} is not in the cache; this fetches it: python -m minfer_jax.models download"
-        f" {ref}"
+        f" {shown(ref)}"
     )
 
 
@@ -40,16 +49,18 @@ def cannot_keep(
         error: What the system says.
         variable: The environment variable that names the folder.
     """
+    full = error.errno in (0, errno.ENOSPC, errno.EDQUOT)
     return SourceError(
         f"cannot keep {name} in {str(folder)!r}: {error.strerror or error};"
-        f" make room there, or set {variable} to another folder"
+        f" {'make room there, or ' if full else ''}set {variable} to another folder"
     )
 
 
 def say(line: str) -> None:
-    """Prints a line on standard error, where there is one, whatever names are in it."""
+    """Prints a line on standard error, where somebody reads it, whatever names are in it."""
     if sys.stderr is not None:
-        print(one_line(line), file=sys.stderr, flush=True)
+        with suppress(OSError):
+            print(one_line(line), file=sys.stderr, flush=True)
 
 
 def say_fetching(name: str, size: int | None, place: str, folder: Path) -> None:

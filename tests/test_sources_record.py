@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minfer_jax.file_record import (
+from minfer_jax.sources.record import (
     Record,
     check_size,
     is_present,
@@ -15,8 +15,8 @@ from minfer_jax.file_record import (
     sha256_of,
     write_record,
 )
-from minfer_jax.split_files import all_parts, base_name, first_part, models_of
-from minfer_jax.transfer import SourceError
+from minfer_jax.sources.split import all_parts, base_name, first_part, models_of
+from minfer_jax.sources.transfer import SourceError
 from tests.helpers.servers import sha256
 
 RECORD = Record(size=4, sha256="ab", source="smollm2")

@@ -5,13 +5,12 @@
 
     https://registry.ollama.ai/v2/library/NAME/manifests/TAG
     https://registry.ollama.ai/v2/library/NAME/blobs/sha256:HEX
-    --> FOLDER/ollama/NAME/TAG.gguf, TAG.gguf.json (its record), TAG.manifest.json
+    --> FOLDER/ollama/NAME/TAG.gguf, and its record
 
 A store's file is used where it lies. The protocol is that of a registry of containers, see the
 distribution specification of the Open Container Initiative.
 """
 
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -20,10 +19,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from minfer_jax.file_record import is_present, read_json
-from minfer_jax.model_folder import expanded
-from minfer_jax.transfer import SourceError, cannot_keep, not_cached, quoted
-from minfer_jax.whole_file import replacing
+from minfer_jax.sources.folder import expanded
+from minfer_jax.sources.record import is_present, read_json
+from minfer_jax.sources.transfer import SourceError, not_cached, quoted, shown
 
 HOST = "registry.ollama.ai"
 REGISTRY = "MINFER_OLLAMA_REGISTRY"  # names another registry
@@ -32,7 +30,7 @@ _STORES = ("~/.ollama/models", "/usr/share/ollama/.ollama/models")
 _MODEL = "application/vnd.ollama.image.model"
 _MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 _MAX_MANIFESTS = 10_000
-_PART = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
+_PART = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
 _REFERENCE = re.compile(rf"ollama:(?:(?P<user>{_PART})/)?(?P<name>{_PART})(?::(?P<tag>{_PART}))?")
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 
@@ -109,25 +107,17 @@ def stored() -> Iterator[tuple[OllamaModel, Path]]:
         for path in sorted(islice(manifests, _MAX_MANIFESTS)):
             user, name, tag = path.parts[-3:]
             try:
-                layer = _model_layer(read_json(path))
-                blob = store / "blobs" / f"sha256-{layer.hex}"
-                whole = blob.stat().st_size == layer.size
+                sha256, size = _model_layer(read_json(path))
+                blob = store / "blobs" / f"sha256-{sha256}"
+                whole = blob.stat().st_size == size
             except (OSError, ValueError):  # half removed, or of another form: as if not there
                 continue
             if whole:
                 yield OllamaModel(user=user, name=name, tag=tag), blob
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Layer:
-    """Which blob a model is: its digest and its bytes."""
-
-    hex: str
-    size: int
-
-
-def _model_layer(manifest: Any) -> _Layer:
-    """The model among the layers of a manifest; ValueError unless there is exactly one."""
+def _model_layer(manifest: Any) -> tuple[str, int]:
+    """Digest and size of the only model among a manifest's layers; ValueError if it is not so."""
     try:
         layers = [one for one in manifest["layers"] if one["mediaType"] == _MODEL]
         (layer,) = layers
@@ -136,47 +126,34 @@ def _model_layer(manifest: Any) -> _Layer:
         raise ValueError("one layer with a model is expected") from error
     if digest is None or type(size) is not int or size <= 0:
         raise ValueError("the model's layer has no sha256 and size")
-    return _Layer(hex=digest[1], size=size)
+    return digest[1], size
 
 
 def _fetch(model: OllamaModel, path: Path, folder: Path) -> Path:
-    from minfer_jax.http_client import HttpError, get_json  # slow to import
-    from minfer_jax.http_fetch import Remote, fetch
+    from minfer_jax.sources.http_client import HttpError, get_json  # slow to import
+    from minfer_jax.sources.http_fetch import Remote, fetch
 
     registry = os.environ.get(REGISTRY) or f"https://{HOST}"
     base = f"{registry.rstrip('/')}/v2/{model.user}/{model.name}"
     try:
-        manifest = get_json(f"{base}/manifests/{model.tag}", {"Accept": _MANIFEST})
-        layer = _model_layer(manifest)
+        sha256, size = _model_layer(
+            get_json(f"{base}/manifests/{model.tag}", {"Accept": _MANIFEST})
+        )
     except HttpError as error:
         if error.status != 404:
             raise
         raise SourceError(
-            f"no model {model.reference} in the registry {registry}; https://ollama.com/library"
+            f"no model {model.reference} in the registry {shown(registry)}; https://ollama.com/library"
             " lists the models and their tags"
         ) from error
     except SourceError:
         raise
     except ValueError as error:
         raise SourceError(f"the manifest of {model.reference} cannot be used: {error}") from error
-    fetch(
-        Remote(
-            url=f"{base}/blobs/sha256:{layer.hex}",
-            source=model.reference,
-            size=layer.size,
-            sha256=layer.hex,
-        ),
-        path,
-        folder,
+    remote = Remote(
+        url=f"{base}/blobs/sha256:{sha256}",
+        source=model.reference,
+        size=size,
+        sha256=sha256,
     )
-    try:
-        with replacing(manifest_path(path)) as file:
-            file.write(json.dumps(manifest, indent=1).encode())
-    except OSError as error:
-        raise cannot_keep(path.name, folder, error) from error
-    return path
-
-
-def manifest_path(path: Path) -> Path:
-    """Where the manifest of a fetched model is kept."""
-    return path.with_suffix(".manifest.json")
+    return fetch(remote, path, folder)

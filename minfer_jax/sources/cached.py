@@ -7,19 +7,22 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from minfer_jax import ollama_source
-from minfer_jax.file_record import PART, read_record, source_of
-from minfer_jax.hf_cache import digest_of, partial_files
-from minfer_jax.hf_choice import MAIN, models_among
-from minfer_jax.model_folder import files_below, model_dir, model_files, parts_of
-from minfer_jax.sources import ALIASES, resolve
-from minfer_jax.split_files import SUFFIX, all_parts, base_name
-from minfer_jax.transfer import SourceError, quoted
-
-if TYPE_CHECKING:
-    from huggingface_hub import HFCacheInfo
+from minfer_jax.sources import ollama
+from minfer_jax.sources.aliases import ALIASES
+from minfer_jax.sources.folder import files_below, model_dir
+from minfer_jax.sources.hub_cache import (
+    digest_of,
+    files_of,
+    partial_files,
+    repositories,
+    snapshots,
+)
+from minfer_jax.sources.hub_choice import HubModel, models_among
+from minfer_jax.sources.record import PART, read_record, source_of
+from minfer_jax.sources.references import resolve
+from minfer_jax.sources.split import SUFFIX, all_parts, models_of
+from minfer_jax.sources.transfer import SourceError, quoted
 
 CACHE, HUB, STORE, UNFINISHED = "cache", "hub", "ollama", "unfinished"
 
@@ -48,7 +51,7 @@ class CachedModel:
 
 
 def cached_models() -> list[CachedModel]:
-    """All models on this machine, sorted by reference; huggingface_hub is loaded for its cache."""
+    """All models on this machine, sorted by reference."""
     found = [*_in_cache(), *_in_hub(), *_in_stores(), *_unfinished()]
     return sorted(found, key=lambda model: (model.reference, model.files))
 
@@ -60,15 +63,21 @@ def model_of(path: Path) -> CachedModel | None:
 
 
 def find(ref: str) -> CachedModel:
-    """The model, or the remains of an interrupted fetch, that a reference means.
+    """The model, a damaged one too, or the remains of an interrupted fetch, that a reference means.
 
     Raises:
         SourceError: It means none, or a file that was not fetched.
     """
-    unfinished = next((one for one in _unfinished() if one.reference == ref), None)
+    listed = [one for one in cached_models() if one.reference == ref]
+    unfinished = next((one for one in listed if one.owner == UNFINISHED), None)
     if unfinished is not None:
         return unfinished
-    path = resolve(ref, may_fetch=False)
+    try:
+        path = resolve(ref, may_fetch=False)
+    except SourceError:
+        if not listed:
+            raise
+        return listed[0]
     found = model_of(path)
     if found is None:
         raise SourceError(f"{quoted(path)} was not fetched, and is left alone")
@@ -82,62 +91,40 @@ def _place(path: Path) -> Path:
 
 def _in_cache() -> Iterator[CachedModel]:
     folder = model_dir()
-    aliases = {Path(row.file_name): alias for alias, row in ALIASES.items()}
-    for first in model_files(folder):
-        files = tuple(parts_of(folder / first))
-        if not files or len(files) < len(all_parts(first.name)):
-            continue  # a link to nothing, or a split that is not whole
+    aliases = {row.file_name: alias for alias, row in ALIASES.items()}
+    for base, names in models_of(map(Path.as_posix, files_below(folder, SUFFIX))).items():
+        files = tuple(folder / name for name in names)
         records = [read_record(path) for path in files]
-        source = None if records[0] is None else records[0].source
-        alias = aliases.get(first)
+        digests = tuple(None if record is None else record.sha256 for record in records)
+        alias = aliases.get(names[0])
         yield CachedModel(
-            reference=alias or source or base_name(first.as_posix()),
+            reference=alias or (records[0].source if records[0] else base),
             owner=CACHE,
             files=files,
-            digests=(ALIASES[alias].sha256,)
-            if alias
-            else tuple(None if record is None else record.sha256 for record in records),
+            digests=digests if alias is None else (ALIASES[alias].sha256,),
         )
 
 
 def _in_stores() -> Iterator[CachedModel]:
-    for model, path in ollama_source.stored():
+    for model, path in ollama.stored():
         digest = path.name.removeprefix("sha256-")
         yield CachedModel(reference=model.reference, owner=STORE, files=(path,), digests=(digest,))
 
 
 def _in_hub() -> Iterator[CachedModel]:
     """Of a repository's revisions, a model is listed for each that has it, main's without @."""
-    cache = hub_cache()
-    for repo in () if cache is None else cache.repos:
-        if repo.repo_type != "model":
-            continue
-        plain = next((r for r in repo.revisions if MAIN in r.refs), None)
-        if plain is None and repo.revisions:
-            plain = max(repo.revisions, key=lambda revision: revision.last_modified)
-        for revision in repo.revisions:
-            at = "" if revision is plain else f"@{revision.commit_hash}"
-            folder = revision.snapshot_path
-            names = [file.file_path.relative_to(folder).as_posix() for file in revision.files]
-            for base, files in models_among(names).items():
-                paths = tuple(folder / name for name in files)
+    for repo in repositories():
+        folders = snapshots(HubModel(repo=repo, revision=None, wanted=None))
+        for number, snapshot in enumerate(folders):
+            at = f"@{snapshot.name}" if number else ""
+            for base, names in models_among(files_of(snapshot)).items():
+                paths = tuple(snapshot / name for name in names)
                 yield CachedModel(
-                    reference=f"hf:{repo.repo_id}{at}:{files[0] if len(files) == 1 else base}",
+                    reference=f"hf:{repo}{at}:{names[0] if len(names) == 1 else base}",
                     owner=HUB,
                     files=paths,
                     digests=tuple(map(digest_of, paths)),
                 )
-
-
-def hub_cache() -> "HFCacheInfo | None":
-    """What huggingface_hub has in its cache; None where there is no cache."""
-    from huggingface_hub import scan_cache_dir
-    from huggingface_hub.errors import CacheNotFound
-
-    try:
-        return scan_cache_dir()
-    except (CacheNotFound, ValueError):  # ValueError: a file is in its place
-        return None
 
 
 def _unfinished() -> Iterator[CachedModel]:
@@ -147,10 +134,10 @@ def _unfinished() -> Iterator[CachedModel]:
     found: dict[str, list[Path]] = {}
     for path in (*parts, *partial_files()):
         found.setdefault(source_of(path) or path.name, []).append(path)
-    for path in files_below(folder, SUFFIX):
-        record = read_record(folder / path)
-        if record and len(parts_of(folder / path)) < len(all_parts(path.name)):
-            found.setdefault(record.source, []).append(folder / path)
+    for path in files_below(folder, SUFFIX):  # parts of a split, without the others
+        source = source_of(folder / path)
+        if source and not all(map(os.path.exists, map(folder.joinpath, all_parts(str(path))))):
+            found.setdefault(source, []).append(folder / path)
     for source, paths in found.items():
         files = tuple(sorted(paths))
         yield CachedModel(

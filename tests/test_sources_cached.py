@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from minfer_jax.cached_models import CachedModel, cached_models, find, model_of
-from minfer_jax.file_record import Record, write_record
-from minfer_jax.remove_model import remove
 from minfer_jax.sources import ALIASES, SourceError, resolve
+from minfer_jax.sources.cached import CachedModel, cached_models, find, model_of
+from minfer_jax.sources.record import Record, write_record
+from minfer_jax.sources.remove import remove
 from tests.helpers.servers import COMMIT, Fault, put_in_store, put_ollama, put_repo, sha256
 
 BODY = b"GGUF of a model"
@@ -158,6 +158,33 @@ def test_a_hub_s_model_is_removed_from_all_revisions(hub, store):
     assert remove(find(f"hf:{REPO}:Q4_K_M")) == 15
     assert not first.parent.exists()
     assert list(listed().values()) == [9]
+
+
+def test_caches_behind_links(hub, server, model_folder):
+    for cache in (Path(constants.HF_HUB_CACHE), model_folder):
+        real = cache.with_name(f"{cache.name}-real")
+        real.mkdir()
+        cache.symlink_to(real)
+    url = server.file("/m.gguf", BODY)
+    for ref in (url, f"hf:{REPO}:m-Q8_0.gguf"):
+        path = resolve(ref)
+        assert list(listed()) == [ref]
+        assert remove(find(ref)) >= 15
+        assert cached_models() == []
+        assert not path.exists()
+
+
+def test_what_is_damaged_can_be_removed(hub, server, model_folder):
+    url = server.file("/m.gguf", BODY)
+    for ref in (url, f"hf:{REPO}:m-Q8_0.gguf"):
+        path = resolve(ref)
+        path.resolve().write_bytes(b"cut")
+        with pytest.raises(SourceError, match=r"is not in the cache"):
+            resolve(ref, may_fetch=False)
+        assert listed() == {ref: 3}
+        assert remove(find(ref)) >= 3
+        assert cached_models() == []
+        assert not path.exists()
 
 
 def test_a_damaged_cache_of_the_hub_is_passed_over(hub, model_folder):

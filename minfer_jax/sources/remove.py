@@ -8,14 +8,13 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from huggingface_hub import CachedRevisionInfo, HFCacheInfo, constants
+from huggingface_hub import CachedRevisionInfo, HFCacheInfo, constants, scan_cache_dir
 
-from minfer_jax import ollama_source
-from minfer_jax.cached_models import HUB, STORE, CachedModel, hub_cache
-from minfer_jax.file_record import record_path
-from minfer_jax.hf_cache import record_place
-from minfer_jax.model_folder import model_dir
-from minfer_jax.transfer import SourceError, quoted
+from minfer_jax.sources.cached import HUB, STORE, CachedModel
+from minfer_jax.sources.folder import model_dir
+from minfer_jax.sources.hub_cache import blob_of
+from minfer_jax.sources.record import record_path
+from minfer_jax.sources.transfer import SourceError, quoted
 
 
 def remove(model: CachedModel) -> int:
@@ -43,30 +42,28 @@ def _remove_from_hub(model: CachedModel) -> int:
     """Removes the files from all revisions of their repository, and the revisions left empty."""
     snapshot = next(path for path in model.files[0].parents if path.parent.name == "snapshots")
     names = [path.relative_to(snapshot) for path in model.files]
-    repo_path = snapshot.parent.parent
-    cache = hub_cache()
-    if cache is None:
-        return 0
+    cache, repo = scan_cache_dir(), snapshot.parent.parent.resolve()  # as the library has it
     files = [
         file
-        for revision in _revisions(cache, repo_path)
+        for revision in _revisions(cache, repo)
         for file in revision.files
         if file.file_path.relative_to(revision.snapshot_path) in names
     ]
+    blobs = {blob_of(file.file_path) for file in files}
     strategy = cache.delete_files(*files)
     strategy.execute()
-    cache = hub_cache()
-    empty = [] if cache is None else [r for r in _revisions(cache, repo_path) if not r.files]
-    if cache is not None and empty:
-        cache.delete_revisions(*(revision.commit_hash for revision in empty)).execute()
-    repo = model.reference.removeprefix("hf:").partition(":")[0].partition("@")[0]
-    for name in names:
-        _remove_file(record_place(model_dir(), repo, name.as_posix()))
+    cache = scan_cache_dir()
+    empty = [one.commit_hash for one in _revisions(cache, repo) if not one.files]
+    if empty:
+        cache.delete_revisions(*empty).execute()
+    for blob in blobs:
+        if not blob.exists():
+            record_path(blob).unlink(missing_ok=True)
     return strategy.expected_freed_size
 
 
-def _revisions(cache: HFCacheInfo, repo_path: Path) -> Iterable[CachedRevisionInfo]:
-    return next((repo.revisions for repo in cache.repos if repo.repo_path == repo_path), ())
+def _revisions(cache: HFCacheInfo, repo: Path) -> Iterable[CachedRevisionInfo]:
+    return next((one.revisions for one in cache.repos if one.repo_path == repo), ())
 
 
 def _remove_file(path: Path) -> int:
@@ -77,7 +74,7 @@ def _remove_file(path: Path) -> int:
     if folder is None:
         raise SourceError(f"{quoted(path)} is not below {quoted(model_dir())}; it is not removed")
     freed = 0
-    for one in (path, record_path(path), ollama_source.manifest_path(path)):
+    for one in (path, record_path(path)):
         if one.is_symlink() or one.exists():
             freed += one.lstat().st_size
             one.unlink()

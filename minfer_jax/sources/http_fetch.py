@@ -2,7 +2,7 @@
 
     FOLDER/NAME.part        what has come; a later run asks for the rest (Range)
     FOLDER/NAME.part.json   {"etag": "...", "size": 98362432, "source": "..."}: of which answer
-    --rename-->             FOLDER/NAME, once size and digest are right
+    --rename-->             FOLDER/NAME, once size and digest are right, with FOLDER/NAME.json
 
 huggingface_hub's own download starts over when the program is run again; this one goes on.
 """
@@ -11,18 +11,17 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-import filelock
 import httpx2
 from tqdm import tqdm
 
-from minfer_jax.file_record import PART, Record, is_present, read_json, record_path, write_record
 from minfer_jax.gguf_header import MAGIC
-from minfer_jax.http_client import (
+from minfer_jax.sources.http_client import (
+    FAILURES,
     Retry,
     check_answer,
     client,
@@ -30,20 +29,21 @@ from minfer_jax.http_client import (
     length,
     pauses,
     rest,
-    shown_url,
 )
-from minfer_jax.transfer import (
+from minfer_jax.sources.lock import exclusive, lock_of
+from minfer_jax.sources.record import PART, Record, is_present, read_json, record_path, write_record
+from minfer_jax.sources.transfer import (
     SourceError,
     cannot_keep,
     check_free,
     progress_bar,
     say,
     say_fetching,
+    shown,
 )
 from minfer_jax.whole_file import replacing
 
 _STEP = 1 << 20  # bytes after which the tries are counted anew
-_MAX_NAME = 200  # bytes of a lock's name; files that share one wait for each other
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,47 +87,24 @@ def fetch(remote: Remote, path: Path, folder: Path) -> Path:
         return path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        name = "--".join(path.relative_to(folder).parts)[-_MAX_NAME:]
-        with exclusive(folder / ".locks" / f"{name}.lock", path.name):
+        with exclusive(lock_of(path, folder), path.name):
             if not is_present(path):  # another process may have fetched it meanwhile
                 host = httpx2.URL(remote.url).host
                 say_fetching(path.name, remote.size, host, folder)
-                part = path.with_name(f"{path.name}{PART}")
-                write_record(path, download(remote, part, path.name))
-                os.replace(part, path)
-    except httpx2.InvalidURL as error:
-        raise SourceError(f"{remote.source} is no URL: {error}") from error
+                download(remote, path, path.with_name(f"{path.name}{PART}"), path.name)
     except OSError as error:
         raise cannot_keep(path.name, folder, error) from error
     return path
 
 
-@contextlib.contextmanager
-def exclusive(lock: Path, name: str) -> Iterator[None]:
-    """Keeps other processes out, by a lock that ends with the process; waits for its turn."""
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    held = filelock.FileLock(lock, mode=0o664)  # as huggingface_hub's: a cache may be shared
-    try:
-        held.acquire(timeout=0)
-    except filelock.Timeout:
-        say(f"another process fetches {name}; waiting for it")
-        held.acquire()
-    try:
-        yield
-    finally:
-        held.release()
-
-
-def download(remote: Remote, part: Path, name: str) -> Record:
-    """Brings a file whole to the path `part`, going on from what is there.
+def download(remote: Remote, path: Path, part: Path, name: str) -> None:
+    """Brings a file, and then its record, to a path, going on from what is there.
 
     Args:
         remote: The file.
-        part: The path; what has come stays there whatever ends the download.
+        path: Where it is to be.
+        part: Where it is until it is whole; what has come stays whatever ends the download.
         name: What to call it.
-
-    Returns:
-        What came.
 
     Raises:
         SourceError: As `fetch`.
@@ -135,7 +112,7 @@ def download(remote: Remote, part: Path, name: str) -> Record:
     """
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(open(part, "a+b"))  # what is written goes to the end
-        transfer = _Transfer(remote, part, file)
+        transfer = _Transfer(remote, part, file, name)
         stack.callback(transfer.tidy)
         bar = stack.enter_context(progress_bar(name, transfer.size, transfer.have))
         http = stack.enter_context(client(remote.headers))
@@ -145,24 +122,27 @@ def download(remote: Remote, part: Path, name: str) -> Record:
             try:
                 transfer.attempt(http, bar)
                 break
-            except (Retry, httpx2.HTTPError) as error:
+            except FAILURES as error:
                 if transfer.have - start >= _STEP:
                     tries = pauses()
                 rest(error, next(tries), remote.url, f"; {transfer.state()}")
             except KeyboardInterrupt:
-                say(f"{name}: {transfer.state()}")
+                if transfer.have:
+                    say(f"{name}: {transfer.state()}")
                 raise
         file.flush()
         os.fsync(file.fileno())
+    sha256 = transfer.digest.hexdigest()
+    write_record(path, Record(size=transfer.have, sha256=sha256, source=remote.source))
+    os.replace(part, path)
     record_path(part).unlink(missing_ok=True)
-    return Record(size=transfer.have, sha256=transfer.digest.hexdigest(), source=remote.source)
 
 
 class _Transfer:
     """A download in progress: the bytes that have come, and their digest."""
 
-    def __init__(self, remote: Remote, part: Path, file: IO[bytes]):
-        self.remote, self.part, self.file = remote, part, file
+    def __init__(self, remote: Remote, part: Path, file: IO[bytes], name: str):
+        self.remote, self.part, self.file, self.name = remote, part, file, name
         self.etag, self.size = _read_note(part)
         if remote.size is not None:
             self.size = remote.size
@@ -259,9 +239,7 @@ class _Transfer:
         magic = self.file.read(len(MAGIC))
         if magic != MAGIC:
             self.start_over()
-            raise SourceError(
-                f"{shown_url(self.remote.url)} is no GGUF file: it begins with {magic!r}"
-            )
+            raise SourceError(f"{shown(self.remote.url)} is no GGUF file: it begins with {magic!r}")
         found = self.digest.hexdigest()
         if self.sha256 in (None, found):
             return
@@ -270,7 +248,7 @@ class _Transfer:
             self.resumed = False
             raise Retry(f"what came has the sha256 {found}")
         raise SourceError(
-            f"{self.part.name.removesuffix(PART)} came with the sha256 {found}; {self.sha256} is"
+            f"{self.name} came with the sha256 {found}; {self.sha256} is"
             " expected. It is not kept; try again, or ask whoever serves it"
         )
 

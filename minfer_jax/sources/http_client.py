@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import httpx2
 
-from minfer_jax.transfer import SourceError, say
+from minfer_jax.sources.transfer import SourceError, say, shown
 
 TIMEOUT = 30.0  # seconds to connect, and between one piece and the next
 PAUSES = (1.0, 2.0, 4.0, 8.0)  # seconds before the next tries; after the last there is no other
@@ -48,6 +48,10 @@ class Retry(Exception):
     def __init__(self, message: str, wait: float | None = None):
         super().__init__(message)
         self.wait = wait
+
+
+# What a request may end in; the last two are of a host or a port that no system takes.
+FAILURES = (Retry, httpx2.HTTPError, httpx2.InvalidURL, UnicodeError, OverflowError)
 
 
 def retry_after(response: httpx2.Response) -> float | None:
@@ -86,16 +90,26 @@ def pauses() -> Iterator[float | None]:
 
 
 def client(headers: Mapping[str, str]) -> httpx2.Client:
-    """A client with our limits, to be used as a context."""
+    """A client with our limits, to be used as a context.
+
+    Raises:
+        SourceError: The environment names a proxy or certificates that cannot be used.
+    """
     sent = httpx2.Headers({"User-Agent": "minfer-jax"})
     sent.update(headers)
     sent["Accept-Encoding"] = "identity"  # else lengths and ranges would be of something else
-    return httpx2.Client(
-        headers=sent,
-        follow_redirects=True,
-        max_redirects=_MAX_REDIRECTS,
-        timeout=TIMEOUT,
-    )
+    try:
+        return httpx2.Client(
+            headers=sent,
+            follow_redirects=True,
+            max_redirects=_MAX_REDIRECTS,
+            timeout=TIMEOUT,
+        )
+    except (ImportError, OSError, ValueError, httpx2.InvalidURL) as error:
+        raise SourceError(
+            f"no connections can be made ({_words(error)}); see HTTPS_PROXY, ALL_PROXY,"
+            " SSL_CERT_FILE and SSL_CERT_DIR"
+        ) from error
 
 
 def get_json(url: str, headers: Mapping[str, str]) -> dict:
@@ -108,13 +122,14 @@ def get_json(url: str, headers: Mapping[str, str]) -> dict:
     with client(headers) as http:
         for pause in pauses():
             try:
-                return _object(_body(http, url))
-            except (Retry, httpx2.HTTPError) as error:
-                rest(error, pause, url, "")
+                found = json.loads(_body(http, url))
+                if isinstance(found, dict):
+                    return found
+                raise SourceError(f"{shown(url)} holds a {type(found).__name__}, not an object")
             except (RecursionError, json.JSONDecodeError, UnicodeDecodeError) as error:
-                raise SourceError(f"{url} holds no JSON: {error}") from error
-            except httpx2.InvalidURL as error:
-                raise SourceError(f"{url} is no URL: {error}") from error
+                raise SourceError(f"{shown(url)} holds no JSON: {error}") from error
+            except FAILURES as error:
+                rest(error, pause, url)
     raise AssertionError("the last try raises")
 
 
@@ -125,15 +140,8 @@ def _body(http: httpx2.Client, url: str) -> bytes:
         for chunk in response.iter_raw():
             body += chunk
             if len(body) > _MAX_JSON:
-                raise SourceError(f"{url} is longer than {_MAX_JSON} bytes")
+                raise SourceError(f"{shown(url)} is longer than {_MAX_JSON} bytes")
     return body
-
-
-def _object(body: bytes) -> dict:
-    found = json.loads(body)
-    if not isinstance(found, dict):
-        raise SourceError(f"an object of JSON is expected; {type(found).__name__} came")
-    return found
 
 
 def check_answer(response: httpx2.Response, url: str) -> None:
@@ -147,31 +155,34 @@ def check_answer(response: httpx2.Response, url: str) -> None:
         raise Retry(f"the server answers {status} {response.reason_phrase}", retry_after(response))
     if status not in (200, 206):
         raise HttpError(
-            f"{response.url.host} answers {status} {response.reason_phrase} for {shown_url(url)}",
+            f"{response.url.host} answers {status} {response.reason_phrase} for {shown(url)}",
             status,
         )
 
 
-def shown_url(url: str) -> str:
-    """A URL without login and query, which may be secret."""
-    parsed = httpx2.URL(url)
-    return str(parsed.copy_with(userinfo=b"", query=None, fragment=None))
+def rest(error: Exception, pause: float | None, url: str, state: str = "") -> None:
+    """Waits before the next try, if one may help and is left.
 
+    Args:
+        error: What went wrong.
+        pause: Seconds to wait unless the server says how long; None if no try is left.
+        url: What was asked for.
+        state: What has come of it, for the error.
 
-def rest(error: Exception, pause: float | None, url: str, state: str) -> None:
-    """Waits before the next try, if one may help and is left; else says what went wrong."""
-    transient = isinstance(error, Retry | httpx2.TransportError) and not isinstance(
+    Raises:
+        SourceError: No try is left, or none would help. Where there is no server, the second is
+            the last.
+    """
+    unreachable = isinstance(error, httpx2.ConnectError | httpx2.ProxyError)
+    passes = isinstance(error, Retry | httpx2.TransportError) and not isinstance(
         error, httpx2.UnsupportedProtocol | httpx2.LocalProtocolError
     )
-    host = httpx2.URL(url).host
-    unreachable = isinstance(error, httpx2.ConnectError | httpx2.ProxyError)
-    if transient and pause is not None and not (unreachable and pause > PAUSES[0]):
-        wait = error.wait if isinstance(error, Retry) else None
-        say(f"{host}: {_words(error)}; trying again")
-        time.sleep(pause if wait is None else wait)
-        return
-    advice = "; are you online, and is a proxy needed (HTTPS_PROXY)?" if unreachable else ""
-    raise SourceError(f"cannot fetch {shown_url(url)}: {_words(error)}{state}{advice}") from error
+    if pause is None or not passes or (unreachable and pause > PAUSES[0]):
+        advice = "; are you online, and is a proxy needed (HTTPS_PROXY)?" if unreachable else ""
+        raise SourceError(f"cannot fetch {shown(url)}: {_words(error)}{state}{advice}") from error
+    say(f"{httpx2.URL(url).host}: {_words(error)}; trying again")
+    wait = error.wait if isinstance(error, Retry) else None
+    time.sleep(pause if wait is None else wait)
 
 
 def _words(error: Exception) -> str:

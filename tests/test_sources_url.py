@@ -3,9 +3,9 @@
 import httpx2
 import pytest
 
-from minfer_jax import url_source
-from minfer_jax.file_record import read_record
 from minfer_jax.sources import SourceError, resolve
+from minfer_jax.sources import url as url_source
+from minfer_jax.sources.record import read_record
 from tests.helpers.servers import Fault
 
 BODY = b"GGUF of a model"
@@ -20,6 +20,7 @@ def test_a_url_is_fetched_once(server, model_folder, capfd):
     assert capfd.readouterr().err.startswith("fetching m.gguf from 127.0.0.1 into ")
     server.close()
     assert resolve(url) == resolve(url, may_fetch=False) == resolve("m") == path
+    assert resolve(url.replace("http", "HTTP")) == path
 
 
 def test_login_and_query_are_sent_and_not_kept(server, model_folder, capfd):
@@ -36,6 +37,17 @@ def test_login_and_query_are_sent_and_not_kept(server, model_folder, capfd):
     with pytest.raises(SourceError, match=r"403") as caught:
         resolve(f"{server.url}/n.gguf?token=hidden")
     assert "hidden" not in str(caught.value)
+
+    for wrong in (
+        "https://u:hidden@h/a.bin",
+        "HTTPS:u:hidden@h/a.gguf",
+        "https://u:hidden@/a",
+        "https://u:hidden@h/.x/a.gguf",
+        "https://u:hidden@h:p/a.gguf?hidden",
+    ):
+        with pytest.raises(SourceError) as caught:
+            resolve(wrong)
+        assert "hidden" not in str(caught.value)
 
 
 def test_all_parts_of_a_split_are_fetched(server, model_folder):

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from minfer_jax.transfer import SourceError, progress_bar
+from minfer_jax.sources.transfer import SourceError, progress_bar
 from minfer_jax.whole_file import replacing
 
 PART = ".part"  # how the name of an unfinished file ends
@@ -93,10 +93,12 @@ def sha256_of(path: Path) -> str:
 
 
 def check_size(path: Path) -> None:
-    """Raises SourceError where a file is not of the size in its record."""
+    """Raises SourceError where a file is not of the size in its record, if it has one."""
     record = read_record(path)
-    if record is not None and path.stat().st_size != record.size:
-        raise SourceError(
-            f"{str(path)!r} is damaged: it has {path.stat().st_size} bytes, and {record.size} were"
-            f" fetched; fetch it again: python -m minfer_jax.models download {record.source}"
-        )
+    if record is None or is_present(path):
+        return
+    found = f"it has {path.stat().st_size} bytes" if path.exists() else "it is missing"
+    raise SourceError(
+        f"{str(path)!r} is damaged: {found}, and {record.size} were fetched; fetch it again:"
+        f" python -m minfer_jax.models download {record.source}"
+    )

