@@ -16,7 +16,7 @@ if __name__ == "__main__":  # Ctrl-C during the imports below ends it without a 
 
 from absl import app
 
-from minfer_jax.command import guarded, keep_arguments, leave, say, with_flags
+from minfer_jax.command import guarded, keep_arguments, leave, say, shown, with_flags
 from minfer_jax.context import check_prompt_fits
 from minfer_jax.engine import Engine
 from minfer_jax.generate_flags import Options, conversation, help_all, help_text, parse
@@ -149,7 +149,7 @@ def _reported(engine: Engine, pieces: Iterator[str]) -> int:
                 gc.freeze()
                 gc.enable()
                 told = _say_prefill(engine)
-            sys.stdout.write(piece)
+            sys.stdout.write(shown(piece))
             sys.stdout.flush()
     except KeyboardInterrupt:
         engine.stats.finish_reason = "interrupted"

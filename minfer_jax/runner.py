@@ -3,6 +3,7 @@
 The one place that calls the compiled programs with a text: `Engine` says what to run.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -21,6 +22,8 @@ from minfer_jax.run_options import Drawn
 from minfer_jax.run_stats import Clock, Pace, RunStats
 from minfer_jax.session import Session
 from minfer_jax.speculation import Drafter, Plan
+
+log = logging.getLogger("minfer_jax")
 
 # So many tokens that follow what is held go through decode. A prefill of 32 takes as long as 6 of
 # SmolLM2's, and as 2 of Gemma's, whose output layer it leaves out.
@@ -93,6 +96,8 @@ class Runner:
         clock = Clock(stats)
         # Wrong guesses lie in a ring's slots too, of which there are `chunk` beyond the window.
         plan = None if drafter is None else Plan(drafter, self.buckets[-1])
+        if plan is not None and self.form(session).function is not decode:
+            log.warning("nothing is guessed: this run needs more than the sampler's usual steps")
         while stats.n_generated < max_tokens:
             if len(session.tokens) > self.n_ctx:
                 if not session.options.context_shift:

@@ -234,12 +234,13 @@ def test_a_number_of_guesses_that_is_refused(plain, most):
 
 
 @pytest.mark.parametrize("options", [{"mirostat": 2}, {"logit_bias": {5: 2.0}}])
-def test_the_extended_form_is_left_alone(make, always, options):
+def test_the_extended_form_is_left_alone(make, always, options, caplog):
     engine = make("plain")
     expected = run(engine, LONG[:9], 12, **DRAWN, **options)
     script = Script([*LONG[:9], *expected])
+    assert not caplog.messages
     assert run(engine, LONG[:9], 12, draft=script, **DRAWN, **options) == expected
-    assert engine.stats.n_drafted == 0
+    assert engine.stats.n_drafted == 0 and "nothing is guessed" in caplog.messages[0]
     assert names(engine) == ["prefill 8", "decode extended"]
 
 
