@@ -7,6 +7,7 @@ beginning of one that does, as the run's `finish_reason`, "length", tells.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,9 @@ from llguidance.gbnf_to_lark import any_to_lark
 from minfer_jax.tokenizer import Tokenizer
 from minfer_jax.vocab import CONTROL, UNKNOWN, UNUSED
 
-MOST_TEXT = 1 << 20  # characters of a schema, an expression or a grammar
+MOST_TEXT = 1 << 20  # characters of a schema or an expression
+MOST_GRAMMAR = 1 << 18  # of a grammar: the time that llguidance takes grows with the square
+_NOTHING = "no token of the vocabulary can go on from here"
 _MOST_MESSAGE = 400  # characters
 # Between the parts of JSON; without a bound, small models write white space until they are stopped.
 _SPACE = r" |\n[ \t]{0,24}"
@@ -66,13 +69,15 @@ class Constraint:
         """
         try:
             text = schema if isinstance(schema, str) else json.dumps(schema)
-            _check_length("JSON schema", text)
+            _check_text("JSON schema", text)
             value = json.loads(text)
             if value is True:
                 value = {}
             if isinstance(value, dict):  # what else it is, llguidance says
                 value = _with_bounded_space(value)
             grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(value))
+        except ConstraintError:
+            raise
         except (ValueError, TypeError, RecursionError) as e:
             raise ConstraintError(f"JSON schema: {_line(str(e))}") from None
         return cls(grammar=_checked("JSON schema", grammar))
@@ -84,7 +89,7 @@ class Constraint:
         Raises:
             ConstraintError: it is none, in the syntax of Rust's `regex`.
         """
-        _check_length("regex", regex)
+        _check_text("regex", regex)
         return cls(grammar=_checked("regex", llguidance.LLMatcher.grammar_from_regex(regex)))
 
     @classmethod
@@ -98,7 +103,7 @@ class Constraint:
         Raises:
             ConstraintError: it is none of these.
         """
-        _check_length("grammar", grammar)
+        _check_text("grammar", grammar, MOST_GRAMMAR)
         if grammar.lstrip().startswith("{"):
             return cls(grammar=_checked("grammar", grammar))
         try:
@@ -171,7 +176,7 @@ class Matcher:
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         self._check()
         if not mask.any():
-            raise ConstraintError("the constraint: no token of the vocabulary can go on from here")
+            raise ConstraintError(f"the constraint: {_NOTHING}")
         return mask.copy()
 
     def accept(self, token: int) -> None:
@@ -219,11 +224,13 @@ class _Tokens:
         return self._encoder.encode(text)
 
 
-def _check_length(what: str, text: str) -> None:
+def _check_text(what: str, text: str, most: int = MOST_TEXT) -> None:
     if not isinstance(text, str):
         raise ConstraintError(f"{what}: it is {type(text).__name__}, expected text")
-    if len(text) > MOST_TEXT:
-        raise ConstraintError(f"{what}: it has {len(text)} characters, at most {MOST_TEXT} do")
+    if len(text) > most:
+        raise ConstraintError(f"{what}: it has {len(text)} characters, at most {most} do")
+    if half := next((c for c in text if "\ud800" <= c <= "\udfff"), None):
+        raise ConstraintError(f"{what}: it has {half!r}, which is no character")
 
 
 def _checked(what: str, grammar: str) -> str:
@@ -234,7 +241,11 @@ def _checked(what: str, grammar: str) -> str:
 
 
 def _line(message: str) -> str:
-    """What llguidance says, in one line: without the picture of where it is."""
+    """What llguidance says, in one line: without the picture of where it is, or where Rust was."""
+    message = re.split("<backtrace>|<non-verbose", message)[0]
+    if message.strip() == "NoExtensionBias":
+        return _NOTHING
+    message = message.replace("panic: ", "it is too much for llguidance: ", 1)
     lines = [line.strip() for line in message.splitlines()]
     said = [x for x in lines if x.strip("^ ") and not x.partition("|")[0].strip().isdigit()]
     text = " ".join(said)[:_MOST_MESSAGE]

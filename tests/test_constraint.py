@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from minfer_jax.constraint import MOST_TEXT, Constraint, ConstraintError, Vocabulary
+from minfer_jax.constraint import MOST_GRAMMAR, MOST_TEXT, Constraint, ConstraintError, Vocabulary
 from minfer_jax.language_model import load
 from minfer_jax.tokenizer import Tokenizer, TokenizerError
 from tests.helpers import tiny_models, vocabs
@@ -285,10 +285,13 @@ def refused(make, *args: Any) -> str:
         ({"type": {1, 2}}, "not JSON serializable"),
         ("[" * 100_000, "JSON schema: maximum recursion depth"),
         ('"' + "x" * MOST_TEXT + '"', f"characters, at most {MOST_TEXT} do"),
+        ('{"const": "\ud800"}', r"it has '\ud800', which is no character"),
     ],
 )
 def test_bad_schemas(schema, message):
-    assert message in refused(Constraint.from_json_schema, schema)
+    found = refused(Constraint.from_json_schema, schema)
+    assert message in found
+    assert found.count("JSON schema: ") == 1
 
 
 @pytest.mark.parametrize(
@@ -300,6 +303,7 @@ def test_bad_schemas(schema, message):
         ("(?=a)b", "look-around"),
         ("x" * (MOST_TEXT + 1), f"at most {MOST_TEXT} do"),
         (None, "it is NoneType, expected text"),
+        ("a\udcffb", r"it has '\udcff', which is no character"),
     ],
 )
 def test_bad_regexes(regex, message):
@@ -317,6 +321,7 @@ def test_bad_regexes(regex, message):
         ('root ::= "a\\', "string index out of range"),
         ("root ::= " + "(" * 100_000, "recursion"),
         ("start: foo", 'unknown name: "foo"'),
+        ("start: " + "a" * MOST_GRAMMAR, f"at most {MOST_GRAMMAR} do"),
         ('{"grammars": []}', ""),
         ("{", ""),
     ],
@@ -325,6 +330,28 @@ def test_bad_grammars(grammar, message):
     found = refused(Constraint.from_grammar, grammar)
     assert found.startswith("grammar: ")
     assert message in found
+
+
+NOTHING_CAN = "the constraint: no token of the vocabulary can go on from here"
+
+
+@pytest.mark.parametrize(
+    ("constraint", "message"),
+    [
+        (Constraint.from_grammar('root ::= root "a"'), NOTHING_CAN),
+        (Constraint.from_json_schema({"$ref": "#"}), NOTHING_CAN),
+        (Constraint.from_regex("[a&&b]"), NOTHING_CAN),
+        (
+            Constraint.from_grammar("start: " + '"x"? ' * 52_000),
+            "the constraint: it is too much for llguidance: assertion failed",
+        ),
+    ],
+)
+def test_what_nothing_meets(bpe, constraint, message):
+    with pytest.raises(ConstraintError, match=re.escape(message)) as caught:
+        bpe.generate("hello", constraint=constraint, max_tokens=3)
+    assert "unknown" not in str(caught.value)
+    assert "verbose" not in str(caught.value)
 
 
 @pytest.mark.parametrize("regex", ["((a{1000}){1000}){1000}", "(.*a){300}.*b", "(a|aa|b){90000}"])
