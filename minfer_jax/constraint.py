@@ -129,17 +129,18 @@ class Vocabulary:
 
         Args:
             tokenizer: of the model.
-            n_vocab: rows of its logits, at least one a token.
+            n_vocab: rows of its logits.
 
         Raises:
             ConstraintError: no token ends an answer.
         """
-        if not tokenizer.eog_ids:
+        ends = sorted(i for i in tokenizer.eog_ids if i < n_vocab)
+        if not ends:
             raise ConstraintError("the model has no token that ends an answer: give no constraint")
         self.n_vocab = n_vocab
         self._tokens = llguidance.LLTokenizer(
-            llguidance.TokenizerWrapper(_Tokens(tokenizer, n_vocab)),
-            eos_token=sorted(tokenizer.eog_ids),
+            llguidance.TokenizerWrapper(_Tokens(tokenizer, n_vocab, ends[0])),
+            eos_token=ends,
         )
 
     def matcher(self, constraint: Constraint) -> "Matcher":
@@ -205,10 +206,10 @@ class Matcher:
 class _Tokens:
     """What llguidance asks of a tokenizer."""
 
-    def __init__(self, tokenizer: Tokenizer, n_vocab: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, n_vocab: int, end: int) -> None:
         special = (CONTROL, UNKNOWN, UNUSED)
         kinds = tokenizer.vocab.kinds[:n_vocab]
-        self.eos_token_id = min(tokenizer.eog_ids)
+        self.eos_token_id = end
         self.bos_token_id = tokenizer.bos_id
         self.special_token_ids = [i for i, kind in enumerate(kinds) if kind in special]
         self.tokens = [tokenizer.token_bytes(i) for i in range(len(kinds))]

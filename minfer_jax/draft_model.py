@@ -1,10 +1,13 @@
 """Guesses from a second, smaller model with the same vocabulary."""
 
+import logging
 from collections.abc import Sequence
 
 from minfer_jax.context import EngineError
 from minfer_jax.engine import Engine
 from minfer_jax.speculation import checked_most
+
+log = logging.getLogger("minfer_jax")
 
 USUAL = 4  # guesses, unless told: each costs a token of the smaller model
 BELIEF = 0.7  # how likely a guess is taken to be right before any was seen
@@ -66,8 +69,12 @@ class DraftModel:
         return [each ** (i + 1) for i in range(min(most, room))]
 
     def draft(self, most: int) -> list[int]:
-        """The next tokens, as far as its context allows."""
-        self._guesses = list(self.engine.generate_tokens(self._tokens, most, temperature=0.0))
+        """The next tokens, as far as its context allows; of a model that fails, none any more."""
+        try:
+            self._guesses = list(self.engine.generate_tokens(self._tokens, most, temperature=0.0))
+        except EngineError as e:  # the text does not need it
+            log.warning("the draft model is left alone: %s", e)
+            self._guesses, self._known = [], False
         return list(self._guesses)
 
 

@@ -123,7 +123,9 @@ def _checked(found: dict[str, Any], name: str) -> Preset:
     if not isinstance(about, str):
         raise ValueError(f"about is {_shown(about)}, expected a text")
     for table, values in found.items():
-        if table not in _KEYS or not isinstance(values, dict):
+        if table in _KEYS and not isinstance(values, dict):
+            raise ValueError(f"{table} is {_shown(values)}, expected a table: [{table}]")
+        if table not in _KEYS:
             hint = _elsewhere(table) or _nearest(table, _KEYS)
             known = ", ".join(f"[{name}]" for name in _KEYS)
             raise ValueError(f"unknown key {_shown(table)}{hint}: expected are {known} and about")

@@ -19,7 +19,7 @@ def token_options(
     logit_bias: Mapping[int | str, float] | None = None,
     ignore_eos: bool = False,
     constraint: "Constraint | None" = None,
-    dry_breakers: Sequence[str] = BREAKERS,
+    dry_breakers: Sequence[str] | str = BREAKERS,
     dry_multiplier: float = 0.0,
     **others: Any,
 ) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def token_options(
         logit_bias: by id, or by the text of a single token.
         ignore_eos: forbid the tokens that end an answer.
         constraint: what the answer must look like.
-        dry_breakers: texts that break a sequence of DRY.
+        dry_breakers: texts that break a sequence of DRY, or one.
         dry_multiplier: as in SamplingParams.
         **others: as they are.
 
@@ -42,14 +42,15 @@ def token_options(
     """
     bias = {_token(tokenizer, key): value for key, value in (logit_bias or {}).items()}
     if ignore_eos:
-        bias |= dict.fromkeys(tokenizer.eog_ids, -math.inf)
+        bias |= dict.fromkeys((i for i in tokenizer.eog_ids if i < n_vocab), -math.inf)
     options = {**others, "dry_multiplier": dry_multiplier, "logit_bias": bias}
     if constraint is not None:
         options["constraint"] = matcher(constraint)
     if dry_multiplier:
-        pieces = [tokenizer.token_bytes(i) for i in range(tokenizer.n_vocab)]
+        pieces = [tokenizer.token_bytes(i) for i in range(min(tokenizer.n_vocab, n_vocab))]
         pieces += [b""] * (n_vocab - len(pieces))
-        options["dry_breakers"] = breaker_tokens(pieces, dry_breakers)
+        breakers = [dry_breakers] if isinstance(dry_breakers, str) else dry_breakers
+        options["dry_breakers"] = breaker_tokens(pieces, breakers)
     return options
 
 

@@ -407,6 +407,19 @@ def test_what_fills_up_the_vocabulary_is_not_known():
     assert (tokenizer.n_vocab, tokenizer.n_known) == (6, 4)
 
 
+def test_tokens_beyond_the_rows_do_no_harm(tmp_path):
+    """A file with more tokens than rows of logits; one that would end an answer is among them."""
+    metadata = vocabs.tiny_spm(eot_token_id=285)
+    data = tiny_models.tiny_model("llama", n_vocab=280, n_layer=1, n_ctx=64, metadata=metadata)
+    model = load(tiny_models.save(tmp_path, data).path, n_ctx=64, precision="highest")
+    assert model.tokenizer is not None
+    assert model.tokenizer.eog_ids == {2, 285}
+    options: dict[str, Any] = {"dry_multiplier": 1.0, "dry_breakers": "he", "max_tokens": 8}
+    list(model.stream("he", ignore_eos=True, **options))
+    assert model.stats.n_generated == 8
+    assert model.generate("he", constraint=Constraint.from_regex("h{3}"), max_tokens=8) == "hhh"
+
+
 def test_rows_beyond_the_tokens_are_never_drawn(spm):
     assert spm.cfg.n_vocab == spm.tokenizer.n_known + 13
     list(spm.stream("hello", max_tokens=200, ignore_eos=True, **WILD))

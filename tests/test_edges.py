@@ -201,6 +201,16 @@ def test_a_seed_that_is_drawn_can_be_used_again(model):
     assert list(model.generate_tokens(ids, seed=model.stats.seed, **DRAWN)) == tokens[1]
 
 
+@pytest.mark.parametrize("seed", [3, 2**63 + 5])
+def test_a_seed_may_be_numpy_s(model, seed):
+    """Numbers that come out of an array; numpy's do not count beyond 64 bits."""
+    expected = model.generate_many("hello", n=2, seed=seed, **DRAWN)
+    assert model.generate("hello", seed=np.uint64(seed), **DRAWN) == expected[0]
+    assert model.generate_many("hello", n=2, seed=np.uint64(seed), **DRAWN) == expected
+    if seed < 2**63:
+        assert model.generate("hello", seed=np.int64(seed), **DRAWN) == expected[0]
+
+
 def test_a_conversation_with_a_seed_that_is_drawn(model):
     talks = [Conversation(model, seed=seed, **DRAWN) for seed in (None, -1)]
     first, second = ["".join(talk.say("hello")) for talk in talks]

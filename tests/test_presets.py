@@ -91,7 +91,7 @@ def test_a_file_of_one_s_own(write, monkeypatch):
         ("[generate]\nn_ctx = 1", "unknown key 'n_ctx' in [generate]; it belongs in [load]"),
         ("n_ctx = 1", "unknown key 'n_ctx'; it belongs in [load]: expected are [load], [generate]"),
         ("[generat]\n", "unknown key 'generat' (did you mean 'generate'?)"),
-        ("load = 3", "unknown key 'load'"),
+        ("load = 3", "load is 3, expected a table: [load]"),
         ("about = 3", "about is 3, expected a text"),
         ("[load]\nn_ctx = 1.0", "n_ctx is 1.0, expected a whole number"),
         ("[load]\nn_ctx = true", "n_ctx is True, expected a whole number"),

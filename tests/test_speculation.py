@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -269,6 +270,17 @@ def test_a_draft_model_with_a_shorter_context(make, always):
     draft = DraftModel(small)
     draft.begin([1, 96])  # a token that it does not know
     assert draft.chances(4) == []
+
+
+def test_a_draft_model_that_fails_is_left_alone(make, always, caplog):
+    engine, broken = make("plain"), make("other")
+    expected = run(engine, LONG[:9], 31)
+    broken.params = jax.tree.map(
+        lambda a: jnp.full_like(a, jnp.nan) if a.dtype == jnp.float32 else a, broken.params
+    )
+    assert run(engine, LONG[:9], 31, draft=DraftModel(broken)) == expected
+    assert engine.stats.n_drafted == 0
+    assert caplog.text.count("the draft model is left alone: the model gave no finite") == 1
 
 
 def test_a_draft_model_of_another_vocabulary_is_refused(tmp_path):
