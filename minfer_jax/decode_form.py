@@ -90,7 +90,7 @@ def form_of(session: Session, n_vocab: int, n_known: int, batch: int = 1) -> For
     sampling = options.sampling
     extended = sampling.extended or options.bias or options.constrained or watch is not None
     rows = [
-        dataclasses.replace(sampling, seed=(sampling.seed + i) % 2**64)  # pyright: ignore
+        dataclasses.replace(sampling, seed=(int(sampling.seed) + i) % 2**64)
         for i in range(batch)
     ]
     if not extended:

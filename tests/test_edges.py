@@ -201,6 +201,13 @@ def test_a_seed_that_is_drawn_can_be_used_again(model):
     assert list(model.generate_tokens(ids, seed=model.stats.seed, **DRAWN)) == tokens[1]
 
 
+@pytest.mark.parametrize("seed", [np.int32(7), np.int64(7), np.uint64(2**64 - 1)])
+def test_a_seed_of_numpy_s_is_a_seed(model, seed):
+    assert model.generate("hello", seed=seed, **DRAWN) == model.generate(
+        "hello", seed=int(seed), **DRAWN
+    )
+
+
 def test_a_conversation_with_a_seed_that_is_drawn(model):
     talks = [Conversation(model, seed=seed, **DRAWN) for seed in (None, -1)]
     first, second = ["".join(talk.say("hello")) for talk in talks]
