@@ -38,8 +38,8 @@ from minfer_jax.prompt_lookup import PromptLookup
 from minfer_jax.run_options import Drawn, TokenConstraint, Watch, checked_options
 from minfer_jax.run_stats import RunStats
 from minfer_jax.runner import Runner
-from minfer_jax.sampling import WINDOW_EXTENDED, SamplingParams
-from minfer_jax.session import Expected, Session, Snapshot, identity_of, to_parts
+from minfer_jax.sampling import SamplingParams
+from minfer_jax.session import Expected, Session, Snapshot, identity_of, latest, to_parts
 from minfer_jax.speculation import Drafter
 
 
@@ -390,7 +390,7 @@ class Engine:
                 **options,
             ),
             tokens=ids.tolist(),
-            recent=ids[-WINDOW_EXTENDED:].tolist(),
+            recent=latest(ids.tolist()),
             constraint=constraint,
             watch=watch,
         )
