@@ -14,6 +14,7 @@ from minfer_jax.programs import decode
 from minfer_jax.run_options import Drawn
 from minfer_jax.sampling import WINDOW_EXTENDED, SamplerArgs, SamplerState, init_state
 from minfer_jax.sampling.args import n_words
+from minfer_jax.sampling.seed import following
 from minfer_jax.session import Session
 
 
@@ -89,10 +90,7 @@ def form_of(session: Session, n_vocab: int, n_known: int, batch: int = 1) -> For
     options, watch, recent = session.options, session.watch, list(session.recent)
     sampling = options.sampling
     extended = sampling.extended or options.bias or options.constrained or watch is not None
-    rows = [
-        dataclasses.replace(sampling, seed=(int(sampling.seed) + i) % 2**64)
-        for i in range(batch)
-    ]
+    rows = [dataclasses.replace(sampling, seed=following(sampling.seed, i)) for i in range(batch)]
     if not extended:
         states = [init_state(row, recent, session.n_drawn) for row in rows]
         args = sampling.arrays(batch, n_vocab=n_known)

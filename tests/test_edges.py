@@ -203,9 +203,17 @@ def test_a_seed_that_is_drawn_can_be_used_again(model):
 
 @pytest.mark.parametrize("seed", [np.int32(7), np.int64(7), np.uint64(2**64 - 1)])
 def test_a_seed_of_numpy_s_is_a_seed(model, seed):
-    assert model.generate("hello", seed=seed, **DRAWN) == model.generate(
-        "hello", seed=int(seed), **DRAWN
+    options = {**DRAWN, "seed": int(seed)}
+    assert model.generate("hello", **{**options, "seed": seed}) == model.generate(
+        "hello", **options
     )
+    assert talk(model, **{**options, "seed": seed}) == talk(model, **options)
+
+
+def talk(model: LanguageModel, **options: Any) -> list[str]:
+    """Two answers: the second has the next seed."""
+    conversation = Conversation(model, **options)
+    return ["".join(conversation.say("hello")) for _ in range(2)]
 
 
 def test_a_conversation_with_a_seed_that_is_drawn(model):
@@ -218,7 +226,7 @@ def test_a_conversation_with_a_seed_that_is_drawn(model):
 
 @pytest.mark.parametrize("seed", [-2, 2**64, 1.5, "1", True])
 def test_what_is_no_seed(model, seed):
-    for call in (model.stream, model.generate):
+    for call in (model.stream, model.generate, lambda text, seed: talk(model, seed=seed)):
         with pytest.raises(ValueError, match="seed must be an integer from 0"):
             call("hello", seed=seed)
     with pytest.raises(ValueError, match="seed must be"):
