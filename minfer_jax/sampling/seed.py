@@ -17,5 +17,7 @@ def settled(seed: Any) -> Any:
 
 def following(seed: Any, n: int) -> Any:
     """The seed that is n after one, of 64 bits; what is no such seed stays as it is."""
-    is_seed = isinstance(seed, numbers.Integral) and not isinstance(seed, bool)
-    return (int(seed) + n) % 2**64 if is_seed and 0 <= seed < 2**64 else seed  # numpy's overflow
+    if not isinstance(seed, numbers.Integral) or isinstance(seed, bool):
+        return seed
+    whole = int(seed)  # numpy's own overflow
+    return (whole + n) % 2**64 if 0 <= whole < 2**64 else seed
