@@ -18,6 +18,7 @@ from minfer_jax.context import MAX_TOKENS, common_prefix
 from minfer_jax.language_model import LanguageModel
 from minfer_jax.prompt import Rendered, render_messages, template_of
 from minfer_jax.sampling import SamplingParams
+from minfer_jax.sampling.seed import following
 from minfer_jax.thinking import opens_thinking
 from minfer_jax.tokenizer import TokenizerError
 from minfer_jax.transcript import Transcript
@@ -176,10 +177,8 @@ class Conversation:
         dropped, kept = _without_oldest(messages, n)
         self.n_dropped = n
         self.thinks = opens_thinking(prompt.prompt.text)
-        options = dict(self._options)
-        seed = options.get("seed", SamplingParams.seed)
-        if seed is not None and seed >= 0:  # otherwise each answer has one of its own anyway
-            options["seed"] = (seed + self.n_turns) % 2**64
+        seed = following(self._options.get("seed", SamplingParams.seed), self.n_turns)
+        options = {**self._options, "seed": seed}
         pieces = self.model.stream_ids(prompt.tokens, max_tokens=self.max_tokens, **options)
 
         def record(answer: str) -> None:

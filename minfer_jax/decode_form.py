@@ -14,6 +14,7 @@ from minfer_jax.programs import decode
 from minfer_jax.run_options import Drawn
 from minfer_jax.sampling import WINDOW_EXTENDED, SamplerArgs, SamplerState, init_state
 from minfer_jax.sampling.args import n_words
+from minfer_jax.sampling.seed import following
 from minfer_jax.session import Session
 
 
@@ -68,7 +69,7 @@ class Form:
 
     def after(self, session: Session) -> "Form":
         """The same, to go on with a session of which more was drawn; of the form `decode`."""
-        state = init_state(session.options.sampling, session.recent, session.n_drawn)
+        state = init_state(session.options.sampling, list(session.recent), session.n_drawn)
         return dataclasses.replace(self, sampler=state)
 
     def masked(self, *masks: np.ndarray) -> SamplerArgs | Asked:
@@ -86,18 +87,16 @@ def form_of(session: Session, n_vocab: int, n_known: int, batch: int = 1) -> For
         n_known: tokens that may be drawn; those from there on are padding.
         batch: rows that go on from it; each has a seed of its own, the next number.
     """
-    options, watch = session.options, session.watch
+    options, watch, recent = session.options, session.watch, list(session.recent)
     sampling = options.sampling
     extended = sampling.extended or options.bias or options.constrained or watch is not None
-    rows = [
-        dataclasses.replace(sampling, seed=(int(sampling.seed) + i) % 2**64) for i in range(batch)
-    ]
+    rows = [dataclasses.replace(sampling, seed=following(sampling.seed, i)) for i in range(batch)]
     if not extended:
-        states = [init_state(row, session.recent, session.n_drawn) for row in rows]
+        states = [init_state(row, recent, session.n_drawn) for row in rows]
         args = sampling.arrays(batch, n_vocab=n_known)
         return Form(function=decode, sampler=_joined(states), args=args, n_top=None)
     states = [
-        init_state(row, session.recent, session.n_drawn, window=WINDOW_EXTENDED, mu=session.mu)
+        init_state(row, recent, session.n_drawn, window=WINDOW_EXTENDED, mu=session.mu)
         for row in rows
     ]
     bias = np.zeros(n_vocab, np.float32)

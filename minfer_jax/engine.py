@@ -8,10 +8,11 @@ The engine holds the text of its latest run (`Session`) and its keys and values 
 prompt that begins alike prefills only the rest, and the run can be continued, or saved for that.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -34,17 +35,19 @@ from minfer_jax.logit_rows import logit_rows
 from minfer_jax.model.config import MAX_POSITIONS, ModelConfig
 from minfer_jax.model.params import Params
 from minfer_jax.programs import Compile, all_logits, prefill, program_name
-from minfer_jax.prompt_lookup import PromptLookup
+from minfer_jax.prompt_lookup import drafter_of
 from minfer_jax.run_options import Drawn, TokenConstraint, Watch, checked_options
 from minfer_jax.run_stats import RunStats
 from minfer_jax.runner import Runner
-from minfer_jax.sampling import WINDOW_EXTENDED, SamplingParams
-from minfer_jax.session import Expected, Session, Snapshot, identity_of, to_parts
+from minfer_jax.sampling import SamplingParams
+from minfer_jax.session import Expected, Session, Snapshot, identity_of, latest, to_parts
 from minfer_jax.speculation import Drafter
+
+T = TypeVar("T")
 
 
 class Engine:
-    """One model on one device, one sequence at a time.
+    """One model on one device, one prompt at a time.
 
     Attributes:
         params: the weights; usable with `minfer_jax.model.forward`.
@@ -134,10 +137,12 @@ class Engine:
         Raises:
             EngineError: the prompt is empty, too long, or holds ids outside the vocabulary;
                 max_tokens is negative; it, n_keep or a stop id is no integer; a bias is no number;
-                draft_ngram is out of range, or given beside draft; the model gives no finite
-                logits; another run has begun meanwhile.
+                draft_ngram is out of range, or given beside draft; n_logprobs is, or given without
+                on_drawn; the model gives no finite logits; another run has begun meanwhile.
             ValueError: a sampling value is out of its range; no token meets the constraint.
         """
+        if on_drawn is None and n_logprobs:
+            raise EngineError(f"n_logprobs is {n_logprobs}, but nobody is told: give on_drawn")
         session = self._new(
             token_ids,
             SamplingParams(repeat_penalty=repeat_penalty, **sampling),  # pyright: ignore
@@ -149,8 +154,10 @@ class Engine:
             logit_bias=logit_bias,
             dry_breakers=dry_breakers,
         )
-        drafter = _drafter(draft_ngram, draft)
-        return self._begin(session, whole("max_tokens", max_tokens, 0), reuse, drafter)
+        drafter = drafter_of(draft_ngram, draft)
+        most = whole("max_tokens", max_tokens, 0)
+        draw = partial(self._runner.run, max_tokens=most, drafter=drafter)
+        return self._begin(session, draw, most, reuse)
 
     def generate_with_logprobs(
         self,
@@ -165,7 +172,7 @@ class Engine:
         Args:
             token_ids, max_tokens, n_logprobs, **options: as there.
         """
-        told: list[Drawn] = []
+        told = deque[Drawn](maxlen=1)  # a run that goes on later tells it still
         tokens = self.generate_tokens(
             token_ids, max_tokens, n_logprobs=n_logprobs, on_drawn=told.append, **options
         )
@@ -215,8 +222,10 @@ class Engine:
             logit_bias=logit_bias,
             dry_breakers=dry_breakers,
         )
-        n, max_tokens = checked_rows(n), whole("max_tokens", max_tokens, 0)
-        return self._begin_rows(session, n, max_tokens, set() if ended is None else ended, reuse)
+        n, most = checked_rows(n), whole("max_tokens", max_tokens, 0)
+        ended = set() if ended is None else ended
+        draw = partial(draw_rows, self._runner, n=n, max_tokens=most, ended=ended)
+        return self._begin(session, draw, most, reuse, n)
 
     def continue_tokens(
         self,
@@ -236,12 +245,8 @@ class Engine:
         Raises:
             EngineError: there is no run to continue, or as for `generate_tokens`.
         """
-        session = self._held()
-        if session.options.constrained and session.constraint is None:
-            raise EngineError(
-                "the run that was saved had a constraint, which a file does not hold: begin it anew"
-            )
-        drafter = _drafter(draft_ngram, draft)
+        self._continuable()
+        drafter = drafter_of(draft_ngram, draft)
         return self._continue(whole("max_tokens", max_tokens, 0), drafter)
 
     def logits(
@@ -268,7 +273,7 @@ class Engine:
 
     @property
     def stats(self) -> RunStats:
-        """Of the latest run of `generate_tokens` or `continue_tokens`."""
+        """Of the latest run: of `generate_tokens`, `generate_batch` or `continue_tokens`."""
         return self._runner.stats
 
     @property
@@ -348,7 +353,7 @@ class Engine:
         return self._runner.programs.seconds
 
     def traces(self) -> dict[str, Callable[[], jax.stages.Traced]]:
-        """Every program that runs may need, by name: what traces it, anew at each call."""
+        """The programs of one text without guesses, by name: what traces each anew."""
         watch = Watch(n_top=0, tell=lambda drawn: None)
         runs = [self._new([0], SamplingParams(), None, who) for who in (None, watch)]
         forms = [self._runner.form(run) for run in runs]
@@ -390,48 +395,52 @@ class Engine:
                 **options,
             ),
             tokens=ids.tolist(),
-            recent=ids[-WINDOW_EXTENDED:].tolist(),
+            recent=latest(ids.tolist()),
             constraint=constraint,
             watch=watch,
         )
 
     def _begin(
-        self, session: Session, max_tokens: int, reuse: bool, drafter: Drafter | None
-    ) -> Iterator[int]:
-        """A run from a prompt; it begins with its first token."""
-        self._take_over(session, reuse)
-        yield from self._go_on(session, max_tokens, drafter)
-
-    def _begin_rows(
-        self, session: Session, n: int, max_tokens: int, ended: set[int], reuse: bool
-    ) -> Iterator[tuple[int, int]]:
-        """Several runs from a prompt; they begin with their first token."""
-        self._take_over(session, reuse)
-        self._runner.begin(self.params)
-        if max_tokens:
-            self._session = session
-            yield from draw_rows(self._runner, session, n, max_tokens, ended)
-        else:
-            reasons = ["length"] * n
-            self._runner.stats = RunStats(n_prompt=len(session.tokens), finish_reasons=reasons)
-
-    def _take_over(self, session: Session, reuse: bool) -> None:
-        """Note how much of a session's prompt is held."""
+        self,
+        session: Session,
+        draw: Callable[[Session], Iterator[T]],
+        max_tokens: int,
+        reuse: bool,
+        n_rows: int = 0,
+    ) -> Iterator[T]:
+        """A run from a prompt, or several; it begins with its first token."""
         held, ids = self._session, session.tokens
         n = common_prefix(held.tokens[: held.n_rows], ids) if held and reuse else 0
         session.n_rows = min(n, len(ids) - 1)
-
-    def _go_on(self, session: Session, max_tokens: int, drafter: Drafter | None) -> Iterator[int]:
-        self._runner.begin(self.params)
-        if max_tokens:
-            self._session = session
-            yield from self._runner.run(session, max_tokens, drafter)
-        else:
-            self._runner.stats = RunStats(n_prompt=len(session.tokens))
+        yield from self._go_on(session, draw, max_tokens, n_rows)
 
     def _continue(self, max_tokens: int, drafter: Drafter | None) -> Iterator[int]:
         """The run that is held when the first token is asked for."""
-        yield from self._go_on(self._held(), max_tokens, drafter)
+        draw = partial(self._runner.run, max_tokens=max_tokens, drafter=drafter)
+        yield from self._go_on(self._continuable(), draw, max_tokens)
+
+    def _go_on(
+        self,
+        session: Session,
+        draw: Callable[[Session], Iterator[T]],
+        max_tokens: int,
+        n_rows: int = 0,
+    ) -> Iterator[T]:
+        self._runner.begin(self.params)
+        if max_tokens:
+            self._session = session
+            yield from draw(session)
+        else:
+            reasons = ["length"] * n_rows
+            self._runner.stats = RunStats(n_prompt=len(session.tokens), finish_reasons=reasons)
+
+    def _continuable(self) -> Session:
+        session = self._held()
+        if session.options.constrained and session.constraint is None:
+            raise EngineError(
+                "the run that was saved had a constraint, which a file does not hold: begin it anew"
+            )
+        return session
 
     def _held(self) -> Session:
         if self._session is None:
@@ -442,12 +451,3 @@ class Engine:
         ids = checked_ids(token_ids, self.cfg.n_vocab)
         check_prompt_fits(len(ids), self.n_ctx, self.cfg.n_ctx_train)
         return ids
-
-
-def _drafter(draft_ngram: bool | int, draft: Drafter | None) -> Drafter | None:
-    """Where guesses come from; None for nowhere."""
-    if draft_ngram is False:
-        return draft
-    if draft is not None:
-        raise EngineError("draft_ngram and draft are both given: choose one")
-    return PromptLookup() if draft_ngram is True else PromptLookup(draft_ngram)

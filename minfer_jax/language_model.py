@@ -22,7 +22,7 @@ from minfer_jax.sampling import SamplingParams
 from minfer_jax.sampling.seed import settled
 from minfer_jax.stop_strings import StopStrings
 from minfer_jax.stream_decoder import StreamDecoder
-from minfer_jax.text_options import token_options
+from minfer_jax.text_options import breaking_tokens, token_options
 from minfer_jax.tokenizer import Tokenizer, TokenizerError
 
 if TYPE_CHECKING:
@@ -213,6 +213,7 @@ class LanguageModel:
             tokenizer,
             self.cfg.n_vocab,
             lambda constraint: self._vocabulary.matcher(constraint),
+            self._breaking,
             stop_ids=tokenizer.eog_ids,
             **options,
         )
@@ -223,6 +224,12 @@ class LanguageModel:
         from minfer_jax.constraint import Vocabulary  # llguidance takes time to load
 
         return Vocabulary(self._known_tokenizer(), self.cfg.n_vocab)
+
+    @functools.cached_property
+    def _breaking(self) -> Callable[[tuple[str, ...]], np.ndarray]:
+        """For DRY: the latest few answers are kept, as every turn of a conversation asks again."""
+        tell = functools.partial(breaking_tokens, self._known_tokenizer(), self.cfg.n_vocab)
+        return functools.lru_cache(maxsize=4)(tell)
 
     def continue_stream(
         self, *, max_tokens: int = MAX_TOKENS, stop: Sequence[str] | str = (), **drafts: Any

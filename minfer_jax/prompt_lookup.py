@@ -9,7 +9,8 @@ summary with quotations, is guessed from there, without a second model.
 
 from collections.abc import Sequence
 
-from minfer_jax.speculation import USUAL, checked_most
+from minfer_jax.context import EngineError
+from minfer_jax.speculation import USUAL, Drafter, checked_most
 
 GRAMS = (3, 2)  # latest tokens that are looked for, the longest first
 # How likely the next guess is to be right after so many in a row, before any was seen. Before the
@@ -103,3 +104,20 @@ def _step(right: int) -> int:
     if right < 0:
         return right
     return 8 if right >= 8 else 3 if right >= 3 else 1
+
+
+def drafter_of(draft_ngram: bool | int, draft: Drafter | None) -> Drafter | None:
+    """Where guesses come from; None for nowhere.
+
+    Args:
+        draft_ngram: whether from the text itself; a number is the most that one call checks.
+        draft: where else.
+
+    Raises:
+        EngineError: both are given, or the number is out of range.
+    """
+    if draft_ngram is False:
+        return draft
+    if draft is not None:
+        raise EngineError("draft_ngram and draft are both given: choose one")
+    return PromptLookup() if draft_ngram is True else PromptLookup(draft_ngram)

@@ -264,7 +264,6 @@ class Runner:
                 ((token, mu, told),) = form.read(tokens, extra, 1)
             if not self._take(session, token, mu, told, clock):
                 return
-            constraint.accept(token)
             yield token
             self.check_current(number)
         if constraint.finished:

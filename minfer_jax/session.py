@@ -12,7 +12,8 @@ constraint itself is not in the file: such a run cannot be continued from there.
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +38,7 @@ class Session:
         options: how it goes on.
         tokens: what the context holds: the prompt and what was yielded, less what shifts have
             dropped. The last one is still to be run, again if need be.
-        recent: the latest tokens, for the penalties; dropped ones are among them.
+        recent: the latest WINDOW_EXTENDED tokens, for the penalties; dropped ones are among them.
         n_drawn: tokens yielded so far. What was drawn ahead and not yielded is drawn again.
         n_rows: positions, below len(tokens), that were run.
         mu: the sampler's bound of surprise (mirostat) after them; None before the first.
@@ -48,7 +49,7 @@ class Session:
 
     options: RunOptions
     tokens: list[int]
-    recent: list[int]
+    recent: deque[int]
     n_drawn: int = 0
     n_rows: int = 0
     mu: float | None = None
@@ -56,10 +57,16 @@ class Session:
     watch: Watch | None = None
 
     def take(self, token: int, mu: float | None = None) -> None:
-        """Note a token that is about to be yielded."""
+        """Note a token that is about to be yielded.
+
+        Raises:
+            ValueError: as of the constraint, whose mask allowed it; then it is not noted.
+        """
+        if self.constraint is not None:
+            self.constraint.accept(token)
         self.n_rows = len(self.tokens)
         self.tokens.append(token)
-        self.recent = [*self.recent[1 - WINDOW_EXTENDED :], token]
+        self.recent.append(token)
         self.n_drawn += 1
         self.mu = mu
 
@@ -68,7 +75,7 @@ class Session:
         return dataclasses.replace(
             self,
             tokens=list(self.tokens),
-            recent=list(self.recent),
+            recent=self.recent.copy(),
             constraint=None if self.constraint is None else self.constraint.copy(),
         )
 
@@ -79,6 +86,11 @@ class Snapshot:
 
     session: Session
     rows: Rows
+
+
+def latest(tokens: Iterable[int]) -> deque[int]:
+    """Those of a text that the sampler can look at."""
+    return deque(tokens, WINDOW_EXTENDED)
 
 
 def to_parts(snapshot: Snapshot) -> tuple[dict[str, Any], list[np.ndarray]]:
@@ -237,7 +249,7 @@ class Expected:
             session=Session(
                 options=options,
                 tokens=tokens.tolist(),
-                recent=recent.tolist(),
+                recent=latest(recent.tolist()),
                 n_drawn=header["n_drawn"],
                 n_rows=n,
                 mu=mu,

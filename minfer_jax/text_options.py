@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from minfer_jax.sampling.dry import BREAKERS, breaker_tokens
 from minfer_jax.tokenizer import Tokenizer, TokenizerError
 
@@ -15,6 +17,7 @@ def token_options(
     tokenizer: Tokenizer,
     n_vocab: int,
     matcher: "Callable[[Constraint], Matcher]",
+    breaking: Callable[[tuple[str, ...]], np.ndarray],
     *,
     logit_bias: Mapping[int | str, float] | None = None,
     ignore_eos: bool = False,
@@ -27,8 +30,9 @@ def token_options(
 
     Args:
         tokenizer: of the model.
-        n_vocab: rows of its logits.
+        n_vocab: rows of its logits; a token beyond is never drawn.
         matcher: follows a constraint from the beginning of a text.
+        breaking: as `breaking_tokens`, of that model.
         logit_bias: by id, or by the text of a single token.
         ignore_eos: forbid the tokens that end an answer.
         constraint: what the answer must look like.
@@ -47,11 +51,24 @@ def token_options(
     if constraint is not None:
         options["constraint"] = matcher(constraint)
     if dry_multiplier:
-        pieces = [tokenizer.token_bytes(i) for i in range(min(tokenizer.n_vocab, n_vocab))]
-        pieces += [b""] * (n_vocab - len(pieces))
-        breakers = [dry_breakers] if isinstance(dry_breakers, str) else dry_breakers
-        options["dry_breakers"] = breaker_tokens(pieces, breakers)
+        several = (dry_breakers,) if isinstance(dry_breakers, str) else tuple(dry_breakers)
+        options["dry_breakers"] = breaking(several)
     return options
+
+
+def breaking_tokens(tokenizer: Tokenizer, n_vocab: int, breakers: tuple[str, ...]) -> np.ndarray:
+    """The tokens that break a sequence of DRY; it reads all, in up to a second.
+
+    Args:
+        tokenizer: of the model.
+        n_vocab: rows of its logits, V; those that no token has break nothing.
+        breakers: texts.
+
+    Returns:
+        uint32 [ceil(V / 32)], as `dry.breaker_tokens`.
+    """
+    pieces = [tokenizer.token_bytes(i) for i in range(min(tokenizer.n_vocab, n_vocab))]
+    return breaker_tokens([*pieces, *[b""] * (n_vocab - len(pieces))], breakers)
 
 
 def _token(tokenizer: Tokenizer, key: int | str) -> int:

@@ -149,6 +149,11 @@ def test_too_many_logprobs(engine, n):
         engine.generate_tokens(LONG[:9], 5, n_logprobs=n, on_drawn=print)
 
 
+def test_logprobs_that_nobody_is_told(engine):
+    with pytest.raises(EngineError, match="n_logprobs is 3, but nobody is told: give on_drawn"):
+        engine.generate_tokens(LONG[:9], 5, n_logprobs=3)
+
+
 def test_a_bias_moves_and_forbids(engine):
     plain = run(engine, LONG[:9], 12, **GREEDY)
     without = run(engine, LONG[:9], 12, logit_bias={plain[0]: -math.inf}, **GREEDY)

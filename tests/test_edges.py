@@ -201,14 +201,19 @@ def test_a_seed_that_is_drawn_can_be_used_again(model):
     assert list(model.generate_tokens(ids, seed=model.stats.seed, **DRAWN)) == tokens[1]
 
 
-@pytest.mark.parametrize("seed", [3, 2**63 + 5])
-def test_a_seed_may_be_numpy_s(model, seed):
-    """Numbers that come out of an array; numpy's do not count beyond 64 bits."""
-    expected = model.generate_many("hello", n=2, seed=seed, **DRAWN)
-    assert model.generate("hello", seed=np.uint64(seed), **DRAWN) == expected[0]
-    assert model.generate_many("hello", n=2, seed=np.uint64(seed), **DRAWN) == expected
-    if seed < 2**63:
-        assert model.generate("hello", seed=np.int64(seed), **DRAWN) == expected[0]
+@pytest.mark.parametrize("seed", [np.int32(7), np.int64(7), np.uint64(2**64 - 1)])
+def test_a_seed_of_numpy_s_is_a_seed(model, seed):
+    options = {**DRAWN, "seed": int(seed)}
+    assert model.generate("hello", **{**options, "seed": seed}) == model.generate(
+        "hello", **options
+    )
+    assert talk(model, **{**options, "seed": seed}) == talk(model, **options)
+
+
+def talk(model: LanguageModel, **options: Any) -> list[str]:
+    """Two answers: the second has the next seed."""
+    conversation = Conversation(model, **options)
+    return ["".join(conversation.say("hello")) for _ in range(2)]
 
 
 def test_a_conversation_with_a_seed_that_is_drawn(model):
@@ -221,7 +226,7 @@ def test_a_conversation_with_a_seed_that_is_drawn(model):
 
 @pytest.mark.parametrize("seed", [-2, 2**64, 1.5, "1", True])
 def test_what_is_no_seed(model, seed):
-    for call in (model.stream, model.generate):
+    for call in (model.stream, model.generate, lambda text, seed: talk(model, seed=seed)):
         with pytest.raises(ValueError, match="seed must be an integer from 0"):
             call("hello", seed=seed)
     with pytest.raises(ValueError, match="seed must be"):
