@@ -286,7 +286,8 @@ class LanguageModel:
         """Several answers to one prompt, drawn side by side: see `Engine.generate_batch`.
 
         Args:
-            prompt, stop, system, template, **options: as for `stream`. A context is not shifted.
+            prompt, stop, system, template, **options: as for `stream`, but for shifts, guesses and
+                log-probabilities, which rows do not have.
             n: answers, up to 16. The first is that of the same seed alone, but for rounding.
             max_tokens: how many tokens to draw at most, of each.
 
