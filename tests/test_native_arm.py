@@ -13,6 +13,7 @@ from tests.helpers.native_build import BOUNDS, beyond, check_program, errors
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
 
 
+@pytest.mark.kernels
 @pytest.mark.skipif(
     not (shutil.which(COMPILER) and shutil.which(EMULATOR)),
     reason=f"needs {COMPILER} and {EMULATOR}",

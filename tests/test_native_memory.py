@@ -23,6 +23,7 @@ CHECKS = (
 )
 
 
+@pytest.mark.kernels
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
 @pytest.mark.skipif("avx512" not in native.available(), reason="needs AVX-512")
 @pytest.mark.timeout(900)  # two compilations, of some 15 s each on an idle core

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from minfer_jax import sources
+from minfer_jax.sources import cached
 from tests.helpers import tiny_models
 
 pytestmark = pytest.mark.usefixtures("cache_of_commands")
@@ -125,7 +126,8 @@ def place(tmp_path, monkeypatch, tiny) -> Path:
         shutil.copy(tiny, path)
         return path
 
-    monkeypatch.setattr(sources, "resolve", tiny_model)
+    for module in (sources, cached):
+        monkeypatch.setattr(module, "resolve", tiny_model)
     return tmp_path
 
 

@@ -375,7 +375,7 @@ def wait_for(condition) -> None:
 def test_a_process_that_is_ended_leaves_what_came_for_the_next(url, get, server, model_folder, how):
     big = BODY * 100
     server.file("/a.gguf", big, ETag='"one"')
-    server.faults["/a.gguf"] = [Fault(pause=1.0)]
+    server.faults["/a.gguf"] = [Fault(pause=3.0)]  # before each quarter
     part = model_folder / "a.gguf.part"
     with start(url, model_folder) as process:
         wait_for(lambda: part.exists() and part.stat().st_size > 100_000)
