@@ -360,7 +360,9 @@ fetch(Remote(url=sys.argv[1], source="ref"), folder / "a.gguf", folder)
 
 
 def start(url: str, folder: Path, before: str = "") -> subprocess.Popen:
-    command = [sys.executable, "-c", f"{before}\n{FETCH}", url, str(folder)]
+    # Where the tests run in the background, SIGINT is ignored unless asked for.
+    heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    command = [sys.executable, "-c", f"{heed}\n{before}\n{FETCH}", url, str(folder)]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
 
@@ -375,7 +377,7 @@ def wait_for(condition) -> None:
 def test_a_process_that_is_ended_leaves_what_came_for_the_next(url, get, server, model_folder, how):
     big = BODY * 100
     server.file("/a.gguf", big, ETag='"one"')
-    server.faults["/a.gguf"] = [Fault(pause=3.0)]  # before each quarter
+    server.faults["/a.gguf"] = [Fault(pause=1.0)]  # before each quarter
     part = model_folder / "a.gguf.part"
     with start(url, model_folder) as process:
         wait_for(lambda: part.exists() and part.stat().st_size > 100_000)
