@@ -84,6 +84,8 @@ def _converse(conversation: Conversation, options: Options, session: SessionFile
         with _exit_when_terminated():
             if interactive:
                 say("Ctrl-D ends the conversation, /help lists commands.")
+                if options.multiline:
+                    say("An empty line ends what you say.")
                 read = chat_input.terminal(multiline=options.multiline, color=color)
             else:
                 stream = sys.stdin.buffer if sys.stdin else None

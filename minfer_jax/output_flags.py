@@ -43,7 +43,12 @@ DRAFT_FLAGS = (
         main=True,
     ),
     Flag(name="draft", kind=str, text="a smaller model of the same vocabulary that guesses"),
-    Flag(name="draft-max", kind=int, text="guesses that are checked at once", least=1),
+    Flag(
+        name="draft-max",
+        kind=int,
+        text="guesses that are checked at once [7; of a model 4]",
+        least=1,
+    ),
 )
 
 

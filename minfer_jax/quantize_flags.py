@@ -13,26 +13,28 @@ from minfer_jax.usage import UsageError, read_flags
 
 _SWITCHES = (
     ("force", "replace OUT if it exists"),
-    ("dry-run", "write nothing: show which tensor gets which type, and the size"),
+    ("dry-run", "write nothing: show each tensor's type, and the size"),
     ("pure", "the same type for all tensors that are quantised at all"),
 )
 _TYPES = (
-    ("output-type", "the type of the output layer (also where it is the token embedding)"),
-    ("embedding-type", "the type of the token embedding"),
+    ("output-type", "of the output layer (also where it is the embedding)"),
+    ("embedding-type", "of the token embedding"),
 )
 _THREADS = ("threads", "CPU threads [all that the affinity allows]")
 
 _TEXT = """\
 usage: python -m minfer_jax.quantize [flags] IN OUT TYPE
 
-Makes a smaller GGUF file of a model. IN is a GGUF file, a cached name or an alias; all parts of a
-split model become one file. OUT is written under another name until it is complete.
+Makes a smaller GGUF file of a model. IN is a GGUF file, a cached name or an
+alias; all parts of a split model become one file. OUT is written under another
+name until it is complete.
 
   python -m minfer_jax.quantize model-F16.gguf model-Q4_K_M.gguf Q4_K_M
-  python -m minfer_jax.quantize model-F16.gguf small.gguf Q3_K_S --output-type Q8_0
+  python -m minfer_jax.quantize in.gguf out.gguf Q3_K_S --output-type Q8_0
   python -m minfer_jax.quantize model-F16.gguf Q5_K_M --dry-run | less
 
-TYPE, with the bits of most weights; S, M and L give more bits to few, some and many other tensors:
+TYPE, with the bits of most weights; S, M and L give more bits to few, some and
+many other tensors:
 
 {types}
 

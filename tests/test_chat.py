@@ -174,6 +174,7 @@ def test_commands(run, answers):
     assert ran.out == lines(first, second, third, third)
     for command in COMMANDS.values():
         assert command.usage in ran.err
+    assert all(len(line) < 80 for line in ran.err.splitlines() if line.startswith("  "))
     assert "no command /nonsense: /help lists them, and //nonsense says it\n" in ran.err
     assert re.search(r"^\[stats\] latest answer: 8 tokens in ", ran.err, re.MULTILINE)
     assert re.search(rf"^\[turn 3\] regen: {RATE}$", ran.err, re.MULTILINE)

@@ -120,6 +120,7 @@ def test_several_lines_and_answers_that_go_elsewhere(path, tmp_path):
     argv = [*COMMAND, path, "-n", "8", "--greedy", "-mli", "-st", "--system", "Brief."]
     with open(answers, "wb") as file:
         with Terminal(argv, {"MINFER_CHAT_HISTORY": "off"}, stdout=file.fileno()) as terminal:
+            terminal.expect("An empty line ends what you say")
             terminal.expect(PROMPT)
             terminal.type("hello", ENTER, "world", ENTER)
             time.sleep(0.2)

@@ -80,7 +80,7 @@ def test_help(run):
     status, out, err = run("--help")
     assert (status, out, err) == (0, help_text(), "")
     lines = out.splitlines()
-    assert len(lines) < 36 and max(map(len, lines)) <= 100
+    assert len(lines) < 38 and max(map(len, lines)) <= 80
     assert "  --verify" in out and "hf:ORG/REPO:Q8_0" in out
 
 

@@ -106,4 +106,4 @@ def test_help_tells_of_every_flag_and_type():
         assert word in text
     assert all(f" {mix}" in text for mix in MIXES)
     assert {mix.most for mix in MIXES.values()} <= QUANTIZERS.keys()
-    assert max(map(len, text.splitlines())) <= 100
+    assert max(map(len, text.splitlines())) <= 80
