@@ -3,13 +3,12 @@
 Standard output carries the answers alone; everything else goes to standard error.
 """
 
-import contextlib
 import dataclasses
 import gc
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import FrameType
 from typing import NoReturn
 
@@ -24,7 +23,7 @@ from minfer_jax.chat_commands import COMMANDS, split
 from minfer_jax.chat_flags import Options, help_all, help_text, parse
 from minfer_jax.chat_session import SessionError, SessionFile
 from minfer_jax.chat_template import ChatTemplate, ChatTemplateError
-from minfer_jax.chat_turns import Turns, note
+from minfer_jax.chat_turns import Turns, note, on_signal
 from minfer_jax.command import guarded, keep_arguments, leave, say, with_flags
 from minfer_jax.conversation import Conversation, Message
 from minfer_jax.model.config import MAX_POSITIONS
@@ -81,7 +80,11 @@ def _converse(conversation: Conversation, options: Options, session: SessionFile
     interactive, color = chat_input.is_interactive(), _has_color(options.color)
     turns = Turns(conversation, session=session, color=color, interactive=interactive)
     try:
-        with _exit_when_terminated():
+        # Ctrl-C is a key where a line is typed, and stops an answer; between the two it is nothing.
+        with (
+            on_signal(signal.SIGTERM, _unwind),
+            on_signal(signal.SIGINT, lambda number, frame: None, interactive),
+        ):
             if interactive:
                 say("Ctrl-D ends the conversation, /help lists commands.")
                 if options.multiline:
@@ -167,18 +170,9 @@ def _has_color(wanted: str) -> bool:
     return sys.stdout.isatty() and sys.stderr.isatty() and not os.environ.get("NO_COLOR")
 
 
-@contextlib.contextmanager
-def _exit_when_terminated() -> Iterator[None]:
-    """While in it, SIGTERM unwinds: the terminal is put right and the conversation kept."""
-
-    def unwind(number: int, frame: FrameType | None) -> NoReturn:
-        raise SystemExit(_TERMINATED)
-
-    before = signal.signal(signal.SIGTERM, unwind)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def _unwind(number: int, frame: FrameType | None) -> NoReturn:
+    """On SIGTERM: the terminal is put right and the conversation kept."""
+    raise SystemExit(_TERMINATED)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,8 @@ class Turns:
             conversation: what is talked about.
             session: where it is kept, or None.
             color: whether thoughts are gray.
-            interactive: whether Ctrl-C stops an answer and not the program.
+            interactive: whether Ctrl-C stops an answer and not the program. Whoever asks for turns
+                then says what it does between them.
         """
         self.conversation = conversation
         self.n = 0
@@ -100,14 +101,15 @@ class Turns:
         done = conversation.n_turns
         self.failed = True
         try:
-            pieces = begin()
-            if not self._told:
-                say("Compiling, or loading what an earlier run compiled ...")
-                self._told = True
-            if conversation.n_dropped:
-                dropped = f"dropped oldest {conversation.n_dropped} turn(s)"
-                note(name, f"<<context full: {dropped}>>")
-            self._show(pieces)
+            with on_signal(signal.SIGINT, signal.default_int_handler, self._interactive):
+                pieces = begin()
+                if not self._told:
+                    say("Compiling, or loading what an earlier run compiled ...")
+                    self._told = True
+                if conversation.n_dropped:
+                    dropped = f"dropped oldest {conversation.n_dropped} turn(s)"
+                    note(name, f"<<context full: {dropped}>>")
+                self._show(pieces)
         except ValueError as e:
             note("error", str(e))
             return
@@ -164,11 +166,23 @@ def _ctrl_c_waits() -> Iterator[list[int]]:
             raise KeyboardInterrupt
         asked.append(number)
 
-    before = signal.signal(signal.SIGINT, handle)
-    try:
+    with on_signal(signal.SIGINT, handle):
         yield asked
+
+
+@contextlib.contextmanager
+def on_signal(
+    number: int, handler: Callable[[int, FrameType | None], object], wanted: bool = True
+) -> Iterator[None]:
+    """While in it, a signal is handled so, if that is wanted; then as before."""
+    if not wanted:
+        yield
+        return
+    before = signal.signal(number, handler)
+    try:
+        yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(number, before)
 
 
 def note(name: str, text: str) -> None:

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -417,6 +418,22 @@ def test_help_and_wrong_usage(run):
     ran = run("", "--nonsense")
     assert (ran.status, ran.out, ran.err.count("\n")) == (2, "", 1)
     assert run("", model="/no/such/model.gguf").status == 1
+
+
+def test_ctrl_c_between_prompt_and_answer_is_nothing(run, monkeypatch):
+    """As where a line was just typed, or a command answers."""
+    typed = iter(["hello", "/stats", "/nonsense", "hello", None])
+
+    def read() -> str | None:
+        signal.raise_signal(signal.SIGINT)
+        return next(typed)
+
+    monkeypatch.setattr(chat_input, "is_interactive", lambda: True)
+    monkeypatch.setattr(chat_input, "terminal", lambda **_: read)
+    before = signal.getsignal(signal.SIGINT)
+    ran = run("", *SHORT)
+    assert ran.status == 0 and "conversation ended after 2 turn(s)" in ran.err
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_no_editing_where_nobody_types(path):
