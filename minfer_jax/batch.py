@@ -18,9 +18,10 @@ from minfer_jax.burst import Burst, burst
 from minfer_jax.context import EngineError, whole
 from minfer_jax.decode_form import Form
 from minfer_jax.model.kv_state import KVState, repeated
+from minfer_jax.programs import platform_of
 from minfer_jax.run_stats import Clock, Pace, RunStats
 from minfer_jax.runner import Runner
-from minfer_jax.sampling.args import n_words
+from minfer_jax.sampling.args import all_tokens
 from minfer_jax.session import Session
 
 SIZES = (1, 2, 4, 8, 16)
@@ -115,7 +116,7 @@ class _Rows:
         places = np.where(self.live, place, -1).astype(np.int32)[:, None]
         args = form.args
         if self.constraints:
-            everything = np.full(n_words(runner.n_vocab), 2**32 - 1, np.uint32)
+            everything = all_tokens(runner.n_vocab)
             live = self.live[: len(self.constraints)]
             masks = [
                 constraint.mask() if on else everything
@@ -172,8 +173,7 @@ def _repeated(runner: Runner, batch: int) -> KVState:
 def _check_memory(runner: Runner, batch: int) -> None:
     """Refuse what the machine has no memory for: a system may promise it all the same."""
     free = memory.available()
-    platform = next(iter(jax.tree.leaves(runner.params)[0].devices())).platform
-    if platform == "cpu" and free is not None and batch * runner.kv.nbytes > free:
+    if platform_of(runner.params) == "cpu" and free is not None and batch * runner.kv.nbytes > free:
         raise _no_memory(runner, batch)
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minfer_jax import sources
 from minfer_jax.flag_table import HELP_ALL, Flag, help_rows
 from minfer_jax.model_flags import (
     ANSWER_FLAGS,
@@ -14,6 +13,7 @@ from minfer_jax.model_flags import (
     MODEL_FLAGS,
     ModelOptions,
     grouped_help,
+    help_of,
     model_options,
     read,
 )
@@ -88,7 +88,8 @@ class Options:
 
 def help_text() -> str:
     """Usage, examples and the flags that most people want."""
-    return _help(help_rows([*CHAT_FLAGS, *(flag for flag in MODEL_FLAGS if flag.main), HELP_ALL]))
+    flags = [*CHAT_FLAGS, *(flag for flag in MODEL_FLAGS if flag.main), HELP_ALL]
+    return help_of(_TEXT, help_rows(flags))
 
 
 def help_all() -> str:
@@ -99,12 +100,7 @@ def help_all() -> str:
         ("Sampling", SAMPLING_FLAGS),
         ("The model", LOAD_FLAGS),
     )
-    return _help(grouped_help(groups))
-
-
-def _help(rows: str) -> str:
-    aliases, default = ", ".join(sources.ALIASES), sources.DEFAULT_MODEL
-    return _TEXT.format(aliases=aliases, default=default, flags=rows)
+    return help_of(_TEXT, grouped_help(groups))
 
 
 def parse(argv: Sequence[str]) -> Options:

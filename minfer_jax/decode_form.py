@@ -13,7 +13,7 @@ from minfer_jax.decode_extended import Asked, decode_extended
 from minfer_jax.programs import decode
 from minfer_jax.run_options import Drawn
 from minfer_jax.sampling import WINDOW_EXTENDED, SamplerArgs, SamplerState, init_state
-from minfer_jax.sampling.args import n_words
+from minfer_jax.sampling.args import all_tokens
 from minfer_jax.sampling.seed import following
 from minfer_jax.session import Session
 
@@ -35,24 +35,23 @@ class Form:
     n_top: int | None
 
     def read(
-        self, tokens: Array, extra: Any, steps: int, row: int = 0
+        self, tokens: Array, extra: Any, steps: int
     ) -> list[tuple[int, float | None, Drawn | None]]:
-        """What a call drew of a row: each token, the sampler's mu after it, and what is told.
+        """What a call of one row drew: each token, the sampler's mu after it, and what is told.
 
         Args:
             tokens, extra: results of the call; this waits for them.
             steps: tokens that were asked for.
-            row: which one.
         """
-        ids = np.asarray(tokens)[row, :steps].tolist()
+        ids = np.asarray(tokens)[0, :steps].tolist()
         if self.function is decode:
             return [(token, None, None) for token in ids]
-        mus = np.asarray(extra.mu)[row].tolist()
+        mus = np.asarray(extra.mu)[0].tolist()
         if self.n_top is None:
             return [(token, mus[i], None) for i, token in enumerate(ids)]
         n = self.n_top
         logprob, top, likely = (
-            np.asarray(a)[row].tolist() for a in (extra.logprob, extra.top_ids, extra.top_logprobs)
+            np.asarray(a)[0].tolist() for a in (extra.logprob, extra.top_ids, extra.top_logprobs)
         )
         return [
             (
@@ -105,7 +104,7 @@ def form_of(session: Session, n_vocab: int, n_known: int, batch: int = 1) -> For
         sampling=sampling.extended_arrays(
             batch, n_vocab=n_known, bias=bias, breakers=options.breakers
         ),
-        mask=jax.device_put(np.full((batch, n_words(n_vocab)), 2**32 - 1, np.uint32)),
+        mask=jax.device_put(np.tile(all_tokens(n_vocab), (batch, 1))),
         logprobs=jax.device_put(np.bool_(watch is not None)),
     )
     return Form(

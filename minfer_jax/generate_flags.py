@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from minfer_jax import sources
 from minfer_jax.flag_table import HELP_ALL, Flag, help_rows
 from minfer_jax.model_flags import (
     ANSWER_FLAGS,
     LOAD_FLAGS,
     ModelOptions,
     grouped_help,
+    help_of,
     model_options,
     read,
 )
@@ -73,7 +73,7 @@ a space in it is a PROMPT.
   python -m minfer_jax.generate ./model.gguf "Once upon" --no-template -n 64
   python -m minfer_jax.generate gemma3 --greedy --stop END < ask.txt > out.txt
 
-{rest}
+{flags}
 """
 
 
@@ -106,17 +106,12 @@ class Options:
 
 def help_text() -> str:
     """Usage, examples and the flags that most people want."""
-    return _help(help_rows([*(flag for flag in FLAGS if flag.main), HELP_ALL]))
+    return help_of(_TEXT, help_rows([*(flag for flag in FLAGS if flag.main), HELP_ALL]))
 
 
 def help_all() -> str:
     """Usage, examples, all flags and the presets."""
-    return _help(grouped_help(_GROUPS))
-
-
-def _help(rest: str) -> str:
-    aliases, default = ", ".join(sources.ALIASES), sources.DEFAULT_MODEL
-    return _TEXT.format(aliases=aliases, default=default, rest=rest)
+    return help_of(_TEXT, grouped_help(_GROUPS))
 
 
 def conversation(argv: Sequence[str]) -> list[str] | None:

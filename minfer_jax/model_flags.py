@@ -157,6 +157,17 @@ def grouped_help(groups: Sequence[tuple[str, Sequence[Flag]]]) -> str:
     return "\n\n".join([*parts, "Presets, for --config:\n" + "\n".join(rows)])
 
 
+def help_of(text: str, rows: str) -> str:
+    """A command's help.
+
+    Args:
+        text: with places for {aliases} and {default}, the models, and for {flags}.
+        rows: what stands for the flags.
+    """
+    aliases, default = ", ".join(sources.ALIASES), sources.DEFAULT_MODEL
+    return text.format(aliases=aliases, default=default, flags=rows)
+
+
 def model_options(value: dict[str, Any], positional: Sequence[str]) -> ModelOptions:
     """What the flags of MODEL_FLAGS and the positional arguments come to.
 

@@ -239,11 +239,10 @@ class Programs:
         Args:
             function, params, n_tokens, *rest, batch: as for `compile`.
         """
-        platform = next(iter(jax.tree.leaves(params)[0].devices())).platform
         jitted = jax.jit(
             partial(function, cfg=self._cfg),
             donate_argnums=3,
-            compiler_options=_COMPILER_OPTIONS.get(platform),
+            compiler_options=_COMPILER_OPTIONS.get(platform_of(params)),
         )
         return jitted.trace(*self._arguments(params, n_tokens, rest, batch))
 
@@ -267,6 +266,11 @@ class Programs:
         n_batch, n_tokens = tokens.shape
         program = self._programs[program_name(function, n_tokens, n_batch)]
         return program(params, tokens, positions, kv_state, *rest)
+
+
+def platform_of(params: Params) -> str:
+    """Where weights are, such as "cpu"."""
+    return next(iter(jax.tree.leaves(params)[0].devices())).platform
 
 
 def program_name(function: Callable, n_tokens: int, batch: int = 1) -> str:

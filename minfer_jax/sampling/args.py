@@ -91,6 +91,11 @@ def n_words(n_vocab: int) -> int:
     return -(-n_vocab // 32)
 
 
+def all_tokens(n_vocab: int) -> np.ndarray:
+    """A mask that forbids nothing: uint32 ``[ceil(V / 32)]``."""
+    return np.full(n_words(n_vocab), 2**32 - 1, np.uint32)
+
+
 def packed(flags: np.ndarray) -> np.ndarray:
     """One bit a token: uint32 ``[ceil(V / 32)]`` of bool ``[V]``, lowest bit first."""
     bits = np.zeros(32 * n_words(flags.size), bool)
