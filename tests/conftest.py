@@ -1,5 +1,6 @@
 """Settings that every test runs under."""
 
+import logging
 import os
 from contextlib import closing
 from pathlib import Path
@@ -11,6 +12,7 @@ os.environ.setdefault("MINFER_COMPILE_CACHE", "off")
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = os.environ["HF_HUB_DISABLE_XET"] = "1"
 os.environ["HF_HUB_DISABLE_IMPLICIT_TOKEN"] = "1"
 
+import absl.logging
 import jax
 import pytest
 
@@ -36,6 +38,15 @@ def one_compile_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch, compile_cache_of(None):
         patch.setenv(compile_cache.VARIABLE, str(tmp_path_factory.mktemp("compiled")))
         yield
+
+
+@pytest.fixture
+def logging_as_it_was():
+    """For tests that run commands in this process, which hand the logging to absl."""
+    before = logging.root.level
+    yield
+    logging.root.removeHandler(absl.logging.get_absl_handler())
+    logging.root.setLevel(before)
 
 
 @pytest.fixture(scope="session")

@@ -13,18 +13,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from minfer_jax import context, memory
+from minfer_jax import memory
 from minfer_jax.burst import burst
 from minfer_jax.context import EngineError
 from minfer_jax.engine import Engine
 from minfer_jax.language_model import load
 from minfer_jax.model.kv_state import repeated
 from tests.helpers import tiny_models
+from tests.helpers.tiny_engines import N_CTX, short_engine
 from tests.test_decode_extended import BREAKERS, Sets
 
 pytestmark = pytest.mark.usefixtures("shared_compiles")
 
-N_CTX = 40
 LONG = [(7 * i * i + 3 * i + 11) % 96 for i in range(N_CTX)]
 GREEDY: dict[str, Any] = {"temperature": 0.0}
 DRAWN: dict[str, Any] = {"temperature": 1.5, "top_k": 50, "seed": 2**64 - 2, "repeat_penalty": 1.3}
@@ -46,10 +46,7 @@ def model(tmp_path_factory):
 @pytest.fixture(scope="module")
 def make(model):
     def engine(n_ctx: int = N_CTX) -> Engine:
-        cfg, params = model
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(context, "BUCKETS", (4, 8))
-            return Engine(params, cfg, n_ctx=n_ctx, prefill_chunk=8)
+        return short_engine(model, n_ctx=n_ctx)
 
     return engine
 

@@ -1,7 +1,6 @@
 """`python -m minfer_jax.bench` from outside: the table, the notes, and how it ends."""
 
 import csv
-import dataclasses
 import json
 import os
 import signal
@@ -23,18 +22,12 @@ from minfer_jax.engine import Engine
 from minfer_jax.language_model import load
 from minfer_jax.quant import native
 from tests.helpers import tiny_models
+from tests.helpers.ran import Ran
 
 pytestmark = pytest.mark.usefixtures("one_compile_cache")
 
 COMMAND = (sys.executable, "-m", "minfer_jax.bench")
 FIRST = "model size params backend threads test ts_mean ts_stddev".split()
-
-
-@dataclasses.dataclass(frozen=True)
-class Ran:
-    status: int
-    out: str
-    err: str
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,7 @@
 """`python -m minfer_jax.chat` through pipes: what goes to which stream, and the exit statuses."""
 
-import dataclasses
 import io
 import json
-import logging
 import os
 import re
 import signal
@@ -11,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import absl.logging
 import pytest
 
 from minfer_jax import chat, chat_input, chat_session, conversation
@@ -21,27 +18,13 @@ from minfer_jax.conversation import Conversation
 from minfer_jax.language_model import LanguageModel, load
 from minfer_jax.usage import UsageError
 from tests.helpers import tiny_models
+from tests.helpers.ran import Ran
 
-pytestmark = pytest.mark.usefixtures("one_compile_cache")
+pytestmark = pytest.mark.usefixtures("one_compile_cache", "logging_as_it_was")
 COMMAND = (sys.executable, "-m", "minfer_jax.chat")
 RATE = r"prefill \d+ tokens, generated \d+ tokens in \d+\.\d\ds \(\d+\.\d tok/s\)"
 SMALL = ("--n-ctx", "256")  # one size, so that what is compiled serves all
 SHORT = (*SMALL, "--greedy", "-n", "8")
-
-
-@dataclasses.dataclass(frozen=True)
-class Ran:
-    status: int
-    out: str
-    err: str
-
-
-@pytest.fixture(autouse=True)
-def _logging_as_it_was():
-    before = logging.root.level
-    yield
-    logging.root.removeHandler(absl.logging.get_absl_handler())
-    logging.root.setLevel(before)
 
 
 @pytest.fixture(scope="module")

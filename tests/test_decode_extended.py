@@ -14,18 +14,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from minfer_jax import context
 from minfer_jax.context import EngineError
 from minfer_jax.engine import Engine
 from minfer_jax.run_options import Drawn
 from minfer_jax.sampling.args import packed
 from minfer_jax.state_file import StateError
 from tests.helpers import tiny_models
+from tests.helpers.tiny_engines import N_CTX, short_engine
 from tests.test_session import forged, put
 
 pytestmark = pytest.mark.usefixtures("shared_compiles")
 
-N_CTX, VOCAB = 40, 96
+VOCAB = 96
 LONG = [(7 * i * i + 3 * i + 11) % VOCAB for i in range(N_CTX)]
 GREEDY: dict[str, Any] = {"temperature": 0.0}
 DRAWN: dict[str, Any] = {"temperature": 1.5, "top_k": 50, "seed": 7, "repeat_penalty": 1.3}
@@ -49,10 +49,7 @@ def model(tmp_path_factory):
 @pytest.fixture(scope="module")
 def make(model):
     def engine(**options: Any) -> Engine:
-        cfg, params = model
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(context, "BUCKETS", (4, 8))
-            return Engine(params, cfg, n_ctx=N_CTX, prefill_chunk=8, **options)
+        return short_engine(model, **options)
 
     return engine
 

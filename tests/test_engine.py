@@ -22,21 +22,14 @@ from minfer_jax.engine import Engine
 from minfer_jax.model import kv_state as kv
 from tests.helpers import tiny_models
 from tests.helpers.gguf_builder import dense
+from tests.helpers.tiny_engines import N_CTX, short_engine
 
 pytestmark = pytest.mark.usefixtures("shared_compiles")
 
-N_CTX = 40
 PROMPT = [5, 17, 3, 80, 80, 2, 61, 9, 33, 12]
 LONG = [(7 * i * i + 3 * i + 11) % 96 for i in range(N_CTX)]
 GREEDY: dict[str, Any] = {"temperature": 0.0}
 DRAWN: dict[str, Any] = {"temperature": 1.5, "top_k": 50, "seed": 7}
-
-
-def ringed_engine(model, n_ctx: int = N_CTX) -> Engine:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(context, "BUCKETS", (4, 8))
-        cfg, params = model
-        return Engine(params, cfg, n_ctx=n_ctx, prefill_chunk=8)
 
 
 def plain_engine(model, n_ctx: int = 64) -> Engine:
@@ -58,7 +51,7 @@ def small(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ringed(sliding):
-    return ringed_engine(sliding)
+    return short_engine(sliding)
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +119,7 @@ def test_a_run_compiles_two_programs_and_a_second_none(small, backend_compiles):
 
 def test_a_prompt_takes_the_smallest_bucket_that_holds_it(sliding):
     """All of it but the last token, which goes through decode."""
-    engine = ringed_engine(sliding)
+    engine = short_engine(sliding)
     expected = ["prefill 4", "decode"]
     for n, more in ((5, []), (2, []), (6, ["prefill 8"]), (9, []), (10, []), (N_CTX, [])):
         list(engine.generate_tokens(LONG[:n], 1, reuse=False))
@@ -138,7 +131,7 @@ def test_a_prompt_takes_the_smallest_bucket_that_holds_it(sliding):
     ("n_ctx", "buckets"), [(1, (1,)), (4, (4,)), (5, (4, 5)), (8, (4, 8)), (9, (4, 8))]
 )
 def test_no_bucket_is_longer_than_the_context(sliding, n_ctx, buckets):
-    assert ringed_engine(sliding, n_ctx)._runner.buckets == buckets
+    assert short_engine(sliding, n_ctx=n_ctx)._runner.buckets == buckets
 
 
 def test_a_prompt_of_one_token_needs_no_prefill_program(small):
@@ -162,7 +155,7 @@ def test_logits_and_generation_share_the_decode_program(plain, backend_compiles)
 def test_kv_bytes_is_known_before_and_true_afterwards(sliding, ringed):
     list(ringed.generate_tokens(PROMPT, 2))
     n_bytes = sum(array.nbytes for array in jax.tree.leaves(ringed._runner.kv.state))
-    assert ringed_engine(sliding).kv_bytes == ringed.kv_bytes == n_bytes
+    assert short_engine(sliding).kv_bytes == ringed.kv_bytes == n_bytes
 
 
 # Where a run ends
@@ -299,7 +292,7 @@ def test_no_finite_logits(sliding, ringed):
     cfg, params = sliding
     norm = dataclasses.replace(params.output_norm, weight=params.output_norm.weight * jnp.nan)
     broken = dataclasses.replace(params, output_norm=norm)
-    engine = ringed_engine((cfg, broken))
+    engine = short_engine((cfg, broken))
     with pytest.raises(EngineError, match=r"no finite logits at position 9$"):
         list(engine.generate_tokens(PROMPT, 3))
 
@@ -346,7 +339,7 @@ def test_penalties_are_off_unless_given(ringed):
 def test_the_same_seed_draws_the_same(sliding, ringed):
     drawn = list(ringed.generate_tokens(PROMPT, 12, **DRAWN))
     assert list(ringed.generate_tokens(PROMPT, 12, **DRAWN)) == drawn
-    assert list(ringed_engine(sliding).generate_tokens(PROMPT, 12, **DRAWN)) == drawn
+    assert list(short_engine(sliding).generate_tokens(PROMPT, 12, **DRAWN)) == drawn
     others = [list(ringed.generate_tokens(PROMPT, 12, **DRAWN | {"seed": s})) for s in range(3)]
     assert len({tuple(tokens) for tokens in (drawn, *others)}) == 4
 
@@ -380,7 +373,7 @@ def test_weights_can_be_replaced(ringed, monkeypatch, backend_compiles):
 def test_nothing_of_an_earlier_run_stays(sliding, ringed):
     list(ringed.generate_tokens(LONG[:35], 9, **DRAWN))
     after = ringed.logits(PROMPT)
-    np.testing.assert_array_equal(after, ringed_engine(sliding).logits(PROMPT))
+    np.testing.assert_array_equal(after, short_engine(sliding).logits(PROMPT))
 
 
 def test_two_engines_do_not_touch_each_other(ringed, plain):
@@ -444,7 +437,7 @@ def test_what_an_earlier_run_broke_does_not_stay_broken(tmp_path, what):
     embedding[95] = np.nan
     tensors = {"token_embd.weight": dense(embedding)}
     data = tiny_models.tiny_model("gemma3", tied=False, tensors=tensors)
-    engine = ringed_engine(tiny_models.load(tmp_path, data))
+    engine = short_engine(tiny_models.load(tmp_path, data))
     tokens = list(engine.generate_tokens(PROMPT, 3, **GREEDY))
     if what == "logits":
         assert np.isnan(engine.logits([95] * N_CTX)).all()

@@ -3,9 +3,7 @@
 Most tests call `main` in this process; what needs a process of its own has one, and few have.
 """
 
-import dataclasses
 import io
-import logging
 import os
 import re
 import signal
@@ -13,7 +11,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import absl.logging
 import jax
 import numpy as np
 import pytest
@@ -23,27 +20,13 @@ from minfer_jax.generate_flags import help_all, help_text
 from minfer_jax.language_model import LanguageModel, load
 from tests.helpers import tiny_models
 from tests.helpers.gguf_builder import dense
+from tests.helpers.ran import Ran
 
 GREEDY = ("--greedy", "-n", "24")
-pytestmark = pytest.mark.usefixtures("one_compile_cache")
+pytestmark = pytest.mark.usefixtures("one_compile_cache", "logging_as_it_was")
 
 COMMAND = (sys.executable, "-m", "minfer_jax.generate")
 RATE = r"\d+ tokens in \d+\.\d\ds \(\d+\.\d tok/s\)"
-
-
-@dataclasses.dataclass(frozen=True)
-class Ran:
-    status: int
-    out: str
-    err: str
-
-
-@pytest.fixture(autouse=True)
-def _logging_as_it_was():
-    before = logging.root.level
-    yield
-    logging.root.removeHandler(absl.logging.get_absl_handler())
-    logging.root.setLevel(before)
 
 
 @pytest.fixture(scope="module")

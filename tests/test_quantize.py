@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import gguf
 import numpy as np
@@ -24,6 +24,7 @@ from minfer_jax.quantize_choice import choose
 from minfer_jax.quantize_mix import MIXES
 from tests.helpers import tiny_models
 from tests.helpers.gguf_builder import build_gguf, build_split, dense
+from tests.helpers.ran import Ran
 
 RNG = np.random.default_rng(0)
 WEIGHTS = {
@@ -47,12 +48,6 @@ KEYS: dict[str, Any] = {
     "empty": [],
 }
 AFTER = KEYS | {"general.file_type": 7, "general.quantization_version": np.uint32(2)}
-
-
-class Ran(NamedTuple):
-    status: int
-    out: str
-    err: str
 
 
 @pytest.fixture

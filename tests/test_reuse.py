@@ -12,14 +12,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from minfer_jax import context
 from minfer_jax.context import EngineError
 from minfer_jax.engine import Engine
 from tests.helpers import tiny_models
+from tests.helpers.tiny_engines import N_CTX, short_engine
 
 pytestmark = pytest.mark.usefixtures("shared_compiles")
 
-N_CTX = 40
 LONG = [(7 * i * i + 3 * i + 11) % 96 for i in range(N_CTX)]
 GREEDY: dict[str, Any] = {"temperature": 0.0}
 DRAWN: dict[str, Any] = {"temperature": 1.5, "top_k": 50, "seed": 7, "repeat_penalty": 1.3}
@@ -37,10 +36,7 @@ def make(tmp_path_factory):
     models = {n: tiny_models.load(tmp_path_factory.mktemp(n), d) for n, d in data.items()}
 
     def engine(name: str) -> Engine:
-        cfg, params = models[name]
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(context, "BUCKETS", (4, 8))
-            return Engine(params, cfg, n_ctx=N_CTX, prefill_chunk=8)
+        return short_engine(models[name])
 
     return engine
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from minfer_jax.sampling import SamplerArgs, SamplerState, SamplingParams, init_state, sample
 from minfer_jax.sampling.candidates import everything, largest
 from minfer_jax.sampling.chain import adjust, survivors
+from tests.helpers.many_draws import N_DRAWS, check_draws, many_steps
 
 OFF = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=1.0)
 NAN, INF = float("nan"), float("inf")
@@ -237,24 +238,11 @@ def test_rows_of_a_batch_are_drawn_as_if_alone():
     "changes", [{}, {"temperature": 0.5, "top_k": 5}, {"top_p": 0.8}, {"min_p": 0.15}]
 )
 def test_draws_follow_the_probabilities(changes: dict):
-    rows = 20_000
     params = dataclasses.replace(OFF, **changes)
     logits = np.random.default_rng(8).normal(size=8).astype(np.float32)
-    one = init_state(params, [])
-    state = SamplerState(
-        recent=jnp.repeat(one.recent, rows, axis=0),
-        key=jnp.repeat(one.key, rows, axis=0),
-        step=jnp.arange(rows, dtype=jnp.int32),  # as many consecutive steps of one seed
-        mu=jnp.repeat(one.mu, rows, axis=0),
-    )
-    tokens, _ = run(jnp.tile(logits, (rows, 1)), state, params.arrays(rows), few=2)
-    expected = reference(logits, [], params) * rows
-    counts = np.bincount(np.asarray(tokens), minlength=8)
-    alive = expected > 0
-    assert counts[~alive].sum() == 0
-    chi_square = np.sum((counts - expected)[alive] ** 2 / expected[alive])
-    # 29.9 is passed once in 10,000 times with 7 degrees of freedom; seeds are fixed.
-    assert chi_square < 29.9
+    several = jnp.tile(logits, (N_DRAWS, 1))
+    tokens, _ = run(several, many_steps(params), params.arrays(N_DRAWS), few=2)
+    check_draws(tokens, reference(logits, [], params))
 
 
 def test_greedy_takes_the_first_maximum_after_penalties():

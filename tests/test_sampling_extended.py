@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from minfer_jax.sampling import (
     SAMPLERS,
     WINDOW_EXTENDED,
-    SamplerState,
     SamplingParams,
     init_state,
     sample,
@@ -24,6 +23,7 @@ from minfer_jax.sampling.args import packed
 from minfer_jax.sampling.chain import FEW
 from minfer_jax.sampling.extended import allowed
 from tests.helpers import sampler_reference as reference
+from tests.helpers.many_draws import N_DRAWS, check_draws, many_steps
 from tests.helpers.sampler_runs import TRACED, draw_extended, left_by_extended
 from tests.helpers.sampler_runs import given as given_args
 
@@ -201,9 +201,6 @@ def test_bias_mask_and_padding_forbid(temperature: float):
     assert int(draw_extended(jnp.asarray(logits), state, args, nothing)[0][0]) == -1
 
 
-ROWS = 20_000
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -216,28 +213,16 @@ ROWS = 20_000
 def test_draws_follow_the_probabilities(changes: dict):
     params = dataclasses.replace(OFF, **changes)
     logits = np.random.default_rng(8).normal(size=8).astype(np.float32)
-    one = init_state(params, [])
-    state = SamplerState(
-        recent=jnp.repeat(one.recent, ROWS, axis=0),
-        key=jnp.repeat(one.key, ROWS, axis=0),
-        step=jnp.arange(ROWS, dtype=jnp.int32),  # as many consecutive steps of one seed
-        mu=jnp.repeat(one.mu, ROWS, axis=0),
-    )
-    args = params.extended_arrays(ROWS, bias=np.zeros(8, np.float32))
-    tokens, after = draw_extended(jnp.tile(logits, (ROWS, 1)), state, args)
+    state = many_steps(params)
+    args = params.extended_arrays(N_DRAWS, bias=np.zeros(8, np.float32))
+    tokens, after = draw_extended(jnp.tile(logits, (N_DRAWS, 1)), state, args)
     mu = 2 * params.mirostat_tau
     kinds = [
         reference.softmax(reference.by_order(logits, [], params, xtc_happens=happens, mu=mu))
         for happens in (True, False)
     ]
     often = params.xtc_probability
-    expected = (often * kinds[0] + (1 - often) * kinds[1]) * ROWS
-    counts = np.bincount(np.asarray(tokens), minlength=8)
-    alive = expected > 0
-    assert counts[~alive].sum() == 0
-    chi_square = np.sum((counts - expected)[alive] ** 2 / expected[alive])
-    # 29.9 is passed once in 10,000 times with 7 degrees of freedom; seeds are fixed.
-    assert chi_square < 29.9
+    check_draws(tokens, often * kinds[0] + (1 - often) * kinds[1])
     assert bool(jnp.any(after.mu != state.mu)) == bool(params.mirostat)
 
 

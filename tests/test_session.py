@@ -14,12 +14,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from minfer_jax import context, state_file
+from minfer_jax import state_file
 from minfer_jax.context import EngineError
 from minfer_jax.engine import Engine
 from minfer_jax.session import identity_of, to_parts
 from minfer_jax.state_file import StateError
 from tests.helpers import tiny_models
+from tests.helpers.tiny_engines import short_engine
 
 pytestmark = pytest.mark.usefixtures("shared_compiles")
 
@@ -40,10 +41,8 @@ def make(tmp_path_factory):
 
     @functools.cache
     def engine(n_ctx: int = 40, prefill_chunk: int = 8, **changes: Any) -> Engine:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(context, "BUCKETS", (4, 8))
-            changed = dataclasses.replace(cfg, **changes)
-            return Engine(params, changed, n_ctx=n_ctx, prefill_chunk=prefill_chunk)
+        changed = dataclasses.replace(cfg, **changes), params
+        return short_engine(changed, n_ctx=n_ctx, prefill_chunk=prefill_chunk)
 
     return engine
 

@@ -21,10 +21,10 @@ from minfer_jax.language_model import LanguageModel, load
 from minfer_jax.prompt_lookup import PromptLookup
 from minfer_jax.speculation import Plan
 from tests.helpers import tiny_models
+from tests.helpers.tiny_engines import N_CTX, short_engine
 
 pytestmark = pytest.mark.usefixtures("shared_compiles")
 
-N_CTX = 40
 LONG = [(7 * i * i + 3 * i + 11) % 96 for i in range(N_CTX)]
 GREEDY: dict[str, Any] = {"temperature": 0.0}
 DRAWN: dict[str, Any] = {"temperature": 1.5, "top_k": 50, "seed": 7, "repeat_penalty": 1.3}
@@ -65,10 +65,7 @@ def make(tmp_path_factory):
     models = {n: tiny_models.load(tmp_path_factory.mktemp(n), d) for n, d in data.items()}
 
     def engine(name: str, n_ctx: int = N_CTX) -> Engine:
-        cfg, params = models[name]
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(context, "BUCKETS", (4, 8))
-            return Engine(params, cfg, n_ctx=n_ctx, prefill_chunk=8)
+        return short_engine(models[name], n_ctx=n_ctx)
 
     return engine
 

@@ -15,7 +15,7 @@ from minfer_jax.sampling import (
     init_state,
     sample_extended,
 )
-from minfer_jax.sampling.args import n_words, packed
+from minfer_jax.sampling.args import all_tokens, packed
 from minfer_jax.sampling.candidates import everything, largest
 from minfer_jax.sampling.chain import FEW
 from minfer_jax.sampling.extended import allowed, bound_steps, run_all, run_few, run_wide
@@ -34,7 +34,7 @@ def draw_extended(
 ) -> tuple[jax.Array, SamplerState]:
     """`sample_extended`, compiled once for whether or not there is a mask."""
     if mask is None:
-        mask = jnp.full((logits.shape[0], n_words(logits.shape[1])), 2**32 - 1, jnp.uint32)
+        mask = jnp.tile(all_tokens(logits.shape[1]), (logits.shape[0], 1))
     return _draw(logits, state, args, mask, few)
 
 
