@@ -23,7 +23,7 @@ from minfer_jax.chat_commands import COMMANDS, split
 from minfer_jax.chat_flags import Options, help_all, help_text, parse
 from minfer_jax.chat_session import SessionError, SessionFile
 from minfer_jax.chat_template import ChatTemplate, ChatTemplateError
-from minfer_jax.chat_turns import Turns, note, on_signal
+from minfer_jax.chat_turns import Turns, note, on_signal, remind
 from minfer_jax.command import guarded, keep_arguments, leave, say, with_flags
 from minfer_jax.conversation import Conversation, Message
 from minfer_jax.model.config import MAX_POSITIONS
@@ -71,6 +71,7 @@ def run(options: Options) -> int:
         _set_system(conversation, common.system)
     if session and messages and (came := session.restore_state(conversation)):
         note("session", came)
+    remind(messages, color=_has_color(options.color))
     gc.freeze()
     gc.enable()
     return _converse(conversation, options, session)
