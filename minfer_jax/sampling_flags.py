@@ -68,7 +68,9 @@ def sampling_params(value: dict[str, Any]) -> SamplingParams:
             chosen["temperature"] = 0.0
         return SamplingParams(**{**chosen, "seed": settled(chosen["seed"])})
     except ValueError as e:
-        raise UsageError(str(e)) from None
+        field, _, problem = str(e).partition(" ")
+        names = {flag.argument: f"--{flag.name}" for flag in SAMPLING_FLAGS}
+        raise UsageError(f"{names.get(field, field)} {problem}") from None
 
 
 def is_seed_drawn(value: dict[str, Any]) -> bool:

@@ -68,7 +68,7 @@ def test_flags():
         (["rm"], r"rm got 0 models"),
         (["list", "--force"], r"--force is no flag of list"),
         (["rm", "a", "--json"], r"--json is no flag of rm"),
-        (["list", "--frobnicate"], r"Unknown command line flag 'frobnicate'"),
+        (["list", "--frobnicate"], r"there is no flag '--frobnicate'"),
     ],
 )
 def test_wrong_usage(words, message):
