@@ -145,8 +145,8 @@ def _read_template(options: Options, tokenizer: Tokenizer) -> ChatTemplate | Non
     path = options.template_file
     if path is None:
         return None
-    if path.exists() and not path.is_file():
-        raise UsageError(f"--chat-template-file is {str(path)!r}, expected a file")
+    if not path.is_file():
+        raise UsageError(f"--chat-template-file is {str(path)!r}, expected a file that is there")
     with open(path, "rb") as file:
         source = file.read(_LONGEST_TEMPLATE + 1)
     if not source.strip() or len(source) > _LONGEST_TEMPLATE:

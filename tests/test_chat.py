@@ -212,7 +212,7 @@ def test_a_template_from_a_file(run, tmp_path):
     template.write_text("{% if %}")
     assert "error: chat template, line 1" in run("hello\n", *argv).err
     template.write_text("")
-    assert (run("hello\n", *argv).status, run("hello\n", *argv[:1], "/no/such").status) == (2, 1)
+    assert (run("hello\n", *argv).status, run("hello\n", *argv[:1], "/no/such").status) == (2, 2)
 
 
 def test_variables_may_have_any_name(run):

@@ -9,10 +9,12 @@ from minfer_jax import presets, sources
 from minfer_jax.generate_flags import FLAGS, Options, conversation, help_all, help_text, parse
 from minfer_jax.model_flags import ModelOptions
 from minfer_jax.sampling import SamplingParams
+from minfer_jax.sampling.order import LETTERS
 from minfer_jax.usage import UsageError
 
 COMMON = ModelOptions(
     model=sources.DEFAULT_MODEL,
+    alone=False,
     prompt=None,
     system=None,
     sampling=SamplingParams(),
@@ -229,6 +231,11 @@ def test_help_names_every_flag():
     for name in presets.names():
         assert name in help_text()
         assert f"\n  {name.ljust(20)}{presets.load(name).about}\n" in help_all()
+
+
+def test_help_all_names_the_steps_of_the_sampler():
+    text = " ".join(help_all().split())
+    assert all(f"{letter} {name}" in text for letter, name in LETTERS.items())
 
 
 def test_help_shows_short_names_and_defaults():
