@@ -126,6 +126,7 @@ LAYERS = (
     "bench_flags bench_tests bench_drafts",
     "bench_rows",
     "bench",
+    "__main__",
     "",  # minfer_jax itself
 )
 TEXT_SIDE = (
