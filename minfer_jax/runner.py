@@ -62,6 +62,7 @@ class Runner:
         """
         self.n_ctx = n_ctx
         self.n_vocab, self._n_known = cfg.n_vocab, n_known
+        self._kernels = cfg.arithmetic.kernels
         self.buckets = buckets(n_ctx, prefill_chunk)
         self.kv = KVStore(cfg, n_ctx, self.buckets[-1])
         self.programs = Programs(cfg, self.kv.shape)
@@ -102,7 +103,7 @@ class Runner:
         stats = self.stats = RunStats(n_prompt=len(session.tokens), seed=seed)
         clock = Clock(stats)
         # Wrong guesses lie in a ring's slots too, of which there are `chunk` beyond the window.
-        plan = None if drafter is None else Plan(drafter, self.buckets[-1])
+        plan = None if drafter is None else Plan(drafter, self.buckets[-1], self._kernels)
         if plan is not None and self.form(session).function is not decode:
             log.warning("nothing is guessed: this run needs more than the sampler's usual steps")
         while stats.n_generated < max_tokens:

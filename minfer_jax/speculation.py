@@ -84,14 +84,15 @@ class Plan:
     _ROW = 0.3  # what a row of a call is taken to add, in tokens' time, before one was measured
     _NEWS = 0.3  # what a measurement counts for
 
-    def __init__(self, drafter: Drafter, longest: int) -> None:
+    def __init__(self, drafter: Drafter, longest: int, kernels: str = "auto") -> None:
         """Knows nothing of the run yet.
 
         Args:
             drafter: where guesses come from.
             longest: tokens that a call may have.
+            kernels: of the model, one of `quant.kernels.CHOICES`.
         """
-        longest = min(drafter.most + 1, longest, few_rows())
+        longest = min(drafter.most + 1, longest, few_rows(kernels))
         self.sizes = tuple(sorted({2, longest})) if longest > 1 else ()
         self.stretch = 1
         self._drafter = drafter

@@ -15,14 +15,14 @@ from minfer_jax.model.moe import GATINGS, route
 from minfer_jax.quant import native
 from minfer_jax.quant.experts import FEW, expert_product, runs
 from minfer_jax.quant.formats import FORMATS
-from minfer_jax.quant.matmul import EXACT, NATIVE_ROWS, Rounding, qmatmul
+from minfer_jax.quant.matmul import EXACT, NATIVE_ROWS, Arithmetic, qmatmul
 from minfer_jax.quant.native import calls
 from minfer_jax.quant.prologue import Gate, applied
 from minfer_jax.quant.qtensor import QTensor, from_blocks, stack_blocks
 from tests.conftest import XLA
 from tests.test_formats import blocks_of, reference
 
-FAST = Rounding(few="int16", many="bfloat16")
+FAST = Arithmetic(few="int16", many="bfloat16")
 N, K, E = 37, 256, 5  # outputs that fill no whole tile
 FIRST = 2  # of the layer: the experts of another one come before
 
@@ -39,29 +39,29 @@ def stack(ggml_type: int) -> tuple[QTensor, np.ndarray]:
     return stack_blocks([[raw] for raw in raws], ggml_type).at(FIRST), exact
 
 
-@functools.partial(jax.jit, static_argnames=("key", "rounding"))
+@functools.partial(jax.jit, static_argnames=("key", "arithmetic"))
 def compiled(
     key: tuple[bool, bool],
     x: jax.Array,
     w: QTensor,
     ids: jax.Array,
-    rounding: Rounding,
+    arithmetic: Arithmetic,
     gate: Gate | None,
 ):
     del key
-    return expert_product(x, w, ids, rounding, gate=gate)
+    return expert_product(x, w, ids, arithmetic, gate=gate)
 
 
 def product(
     x: np.ndarray,
     w: QTensor,
     ids: np.ndarray,
-    rounding: Rounding = EXACT,
+    arithmetic: Arithmetic = EXACT,
     gate: Gate | None = None,
 ) -> np.ndarray:
     """expert_product, compiled once for plain XLA and once for the kernels, whichever is chosen."""
     key = native.isa() is not None, native.bfloat16()
-    found = compiled(key, jnp.asarray(x), w, jnp.asarray(ids, jnp.int32), rounding, gate)
+    found = compiled(key, jnp.asarray(x), w, jnp.asarray(ids, jnp.int32), arithmetic, gate)
     assert found.dtype == jnp.float32
     return np.asarray(found)
 
@@ -160,15 +160,15 @@ def test_experts_without_rows_are_not_computed(implementation: str, p: int):
     assert np.isnan(product(x, bad, np.full(p, 2))).all(), "what is used would be seen"
 
 
-@pytest.mark.parametrize("rounding", [EXACT, FAST], ids=["exact", "fast"])
+@pytest.mark.parametrize("arithmetic", [EXACT, FAST], ids=["exact", "fast"])
 @pytest.mark.parametrize("name", ["silu", "gelu"])
-def test_what_comes_before_the_product(implementation: str, name: str, rounding: Rounding):
+def test_what_comes_before_the_product(implementation: str, name: str, arithmetic: Arithmetic):
     w, exact = stack(12)
     for r, p in ((4, 4), (20, 40)):
         x, ids = activations(r, 2 * K), np.arange(p) % E
         between = np.asarray(applied(jnp.asarray(x), Gate(name)))
-        found = product(x, w, ids, rounding, Gate(name))
-        bound = FLOAT32 if rounding == EXACT else INT16 if p <= FEW else BFLOAT16
+        found = product(x, w, ids, arithmetic, Gate(name))
+        bound = FLOAT32 if arithmetic == EXACT else INT16 if p <= FEW else BFLOAT16
         assert error(found, expected(between, exact, ids)) <= 2 * bound
 
 
@@ -204,15 +204,15 @@ def test_few_and_many_are_rows_of_an_expert(kernels: str, rows: int):
     assert off <= INT16 if rows == NATIVE_ROWS or not native.bfloat16() else off > 10 * INT16
 
 
-@pytest.mark.parametrize("rounding", [EXACT, FAST], ids=["exact", "fast"])
-def test_more_columns_than_are_unpacked_at_a_time(kernels: str, rounding: Rounding):
+@pytest.mark.parametrize("arithmetic", [EXACT, FAST], ids=["exact", "fast"])
+def test_more_columns_than_are_unpacked_at_a_time(kernels: str, arithmetic: Arithmetic):
     n, k = 37, 2304
     raws = [blocks_of(FORMATS[8], n, k, seed=e) for e in range(3)]
     exact = np.stack([reference(raw, FORMATS[8]) for raw in raws]).astype(np.float64)
     w = stack_blocks([[raw] for raw in raws], 8).at(0)
     x, ids = activations(250, k), np.where(np.arange(250) % 9 == 0, 2, 1)  # 222 rows and 28
-    found = product(x, w, ids, rounding)
-    assert error(found, expected(x, exact, ids)) <= (FLOAT32 if rounding == EXACT else BFLOAT16)
+    found = product(x, w, ids, arithmetic)
+    assert error(found, expected(x, exact, ids)) <= (FLOAT32 if arithmetic == EXACT else BFLOAT16)
 
 
 def test_the_layer_is_data(implementation: str):

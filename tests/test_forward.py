@@ -20,7 +20,7 @@ from minfer_jax.model.forward import forward
 from minfer_jax.model.kv_state import KVState
 from minfer_jax.model.params import Params
 from minfer_jax.model.registry import ARCHS
-from minfer_jax.quant.matmul import Rounding
+from minfer_jax.quant.matmul import Arithmetic
 from tests.helpers.tiny_models import load, run, tiny_model
 
 N_CTX = 48
@@ -248,6 +248,22 @@ def test_the_differentiable_loop_gives_the_same():
     assert int(np.asarray(state.positions[kv.FULL]).max()) == n - 1
 
 
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+def test_unrolled_layers_give_the_same(arch: str):
+    cfg, params = model(arch)
+    n = 9
+    positions = jnp.arange(n, dtype=jnp.int32)[None]
+    logits, _ = run(
+        params,
+        jnp.asarray(TOKENS[None, :n]),
+        positions,
+        kv.init(cfg, N_CTX, chunk=CHUNK),
+        cfg=dataclasses.replace(cfg, unrolled=True),
+        n_out=n,
+    )
+    assert_close(logits[0], whole(arch)[:n])
+
+
 def test_a_model_of_one_layer(tmp_path: Path):
     cfg, params = load(tmp_path, tiny_model("llama", n_layer=1))
     ids = jnp.asarray(TOKENS[None, :9])
@@ -351,8 +367,9 @@ def divergence(exact: np.ndarray, rounded: np.ndarray) -> float:
 @pytest.mark.parametrize(("arch", "bound"), [("gemma3", 5e-5), ("llama", 4e-3)])
 def test_rounded_products_stay_close(arch: str, bound: float):
     cfg, params = model(arch)
-    rounding = Rounding(few="int16", many="bfloat16")
-    cfg = dataclasses.replace(cfg, precision="default", rounding=rounding, cache_dtype="float16")
+    arithmetic = Arithmetic(few="int16", many="bfloat16")
+    cfg = dataclasses.replace(cfg, precision="default", arithmetic=arithmetic)
+    cfg = dataclasses.replace(cfg, cache_dtype="float16")
     n = len(TOKENS)
     state = kv.init(cfg, N_CTX, chunk=N_CTX)
     assert {cache.dtype for cache in jax.tree.leaves(state.k)} == {jnp.dtype(jnp.float16)}

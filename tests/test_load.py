@@ -227,7 +227,7 @@ def test_configuration_of_gemma3(tmp_path: Path):
     assert cfg.layers == tuple(LayerSpec(sliding=s, rope=int(s)) for s in (True, True, False, True))
     assert [rope.base for rope in cfg.ropes] == [1e6, 1e4]
     assert (cfg.embedding_scale, cfg.attention_scale) == (8.0, pytest.approx(24**-0.5))
-    assert (cfg.activation, cfg.rounding, cfg.cache_dtype) == ("gelu", EXACT, "float32")
+    assert (cfg.activation, cfg.arithmetic, cfg.cache_dtype) == ("gelu", EXACT, "float32")
     assert hash(cfg) == hash(dataclasses.replace(cfg))
 
 

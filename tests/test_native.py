@@ -122,7 +122,7 @@ import hashlib, jax, jax.numpy as jnp, numpy as np
 from minfer_jax.model.attention import Scoring, attend
 from minfer_jax.quant import native
 from minfer_jax.quant.experts import expert_product
-from minfer_jax.quant.matmul import EXACT, Rounding, qmatmul
+from minfer_jax.quant.matmul import EXACT, Arithmetic, qmatmul
 from minfer_jax.quant.qtensor import from_blocks, stack_blocks
 from tests.test_formats import FORMATS, blocks_of
 
@@ -138,7 +138,7 @@ q, k, v = (
 held, last = jnp.arange(700, dtype=jnp.int32)[None], jnp.arange(630, 700, dtype=jnp.int32)[None]
 for name in native.available():
     assert native.library().minfer_choose(name.encode())
-    results = [qmatmul(x[:3], w, EXACT), qmatmul(x[:3], w, Rounding(few="int16"))]
+    results = [qmatmul(x[:3], w, EXACT), qmatmul(x[:3], w, Arithmetic(few="int16"))]
     results += [qmatmul(x, w, EXACT)]
     results += [expert_product(x[:n], stack, ids[:n], EXACT) for n in (4, 200)]
     for t in (1, 70):

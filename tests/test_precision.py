@@ -8,12 +8,12 @@ import pytest
 from minfer_jax import host
 from minfer_jax.model import precision
 from minfer_jax.quant import native
-from minfer_jax.quant.matmul import EXACT, Rounding
+from minfer_jax.quant.matmul import EXACT, Arithmetic
 from tests.helpers.tiny_models import load, tiny_model
 
 
 def test_highest_precision_is_float32():
-    assert precision.rounding("highest") == EXACT
+    assert precision.arithmetic("highest") == EXACT
 
 
 @pytest.mark.parametrize(("has_bf16", "many"), [(True, "bfloat16"), (False, "float32")])
@@ -24,23 +24,23 @@ def test_default_precision_is_what_is_fast(
     flags = frozenset({"avx512_bf16"} if has_bf16 else {"avx2"})
     monkeypatch.setattr(host, "cpu_flags", lambda: flags)
     monkeypatch.setenv(native.VARIABLE, native.OFF)
-    assert precision.rounding("default") == Rounding(few="int16", many=many)
+    assert precision.arithmetic("default") == Arithmetic(few="int16", many=many)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert precision.rounding("default") == Rounding(few="int16", many="bfloat16")
+    assert precision.arithmetic("default") == Arithmetic(few="int16", many="bfloat16")
 
 
 def test_default_precision_is_what_the_kernels_have(kernels: str):
     many = "bfloat16" if kernels == "avx512" else "float32"
-    assert precision.rounding("default") == Rounding(few="int16", many=many)
+    assert precision.arithmetic("default") == Arithmetic(few="int16", many=many)
 
 
 @pytest.mark.parametrize("weight_type", ["Q8_0", "F16"])
 def test_default_precision_is_in_the_configuration(tmp_path: Path, weight_type: str):
     cfg, _ = load(tmp_path, tiny_model("llama", weight_type=weight_type), "default")
-    rounding = precision.rounding("default")
+    arithmetic = precision.arithmetic("default")
     if weight_type == "F16":  # bfloat16 factors would lose what the file holds
-        rounding = Rounding(few="int16", many="float32")
-    assert (cfg.precision, cfg.rounding, cfg.cache_dtype) == ("default", rounding, "float16")
+        arithmetic = Arithmetic(few="int16", many="float32")
+    assert (cfg.precision, cfg.arithmetic, cfg.cache_dtype) == ("default", arithmetic, "float16")
 
 
 @pytest.mark.parametrize(

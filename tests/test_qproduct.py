@@ -10,7 +10,7 @@ import pytest
 
 from minfer_jax.quant import native, xla
 from minfer_jax.quant.formats import FORMATS, Format
-from minfer_jax.quant.matmul import EXACT, MATVEC_ROWS, NATIVE_ROWS, Rounding, qmatmul
+from minfer_jax.quant.matmul import EXACT, MATVEC_ROWS, NATIVE_ROWS, Arithmetic, qmatmul
 from minfer_jax.quant.prologue import Gate, Prologue, RmsNorm, applied
 from minfer_jax.quant.qtensor import QTensor, from_blocks, stack_blocks
 from tests.helpers.random_blocks import BLOCK_SCALES
@@ -18,15 +18,15 @@ from tests.test_formats import ALL, PACKED, blocks_of, reference
 
 F32 = jnp.dtype("float32")
 FEW, MANY = MATVEC_ROWS, NATIVE_ROWS + 1  # rows that are few, and many, for all implementations
-ROUNDED, BF16 = Rounding(few="int16"), Rounding(many="bfloat16")
+ROUNDED, BF16 = Arithmetic(few="int16"), Arithmetic(many="bfloat16")
 
 # Error over the size of a random result, as norms. Measured on x86: 3e-7 and 7e-7, 3e-5 (16 bits a
 # unit of 32 columns) and 2.5e-3 (two factors of 8 bits).
 FLOAT32, INT16, BFLOAT16 = 1e-6, 4e-5, 4e-3
 
 
-def cases(implementation: str) -> list[tuple[int, Rounding, float]]:
-    """(rows of x, rounding, bound) that differ; plain XLA rounds no few rows."""
+def cases(implementation: str) -> list[tuple[int, Arithmetic, float]]:
+    """(rows of x, arithmetic, bound) that differ; plain XLA rounds no few rows."""
     few = [] if implementation == "xla" else [(1, ROUNDED, INT16), (FEW, ROUNDED, INT16)]
     return [(1, EXACT, FLOAT32), *few, (MANY, EXACT, 2 * FLOAT32), (MANY, BF16, BFLOAT16)]
 
@@ -43,20 +43,20 @@ SHAPES = [
 ]
 
 
-@functools.partial(jax.jit, static_argnames=("key", "rounding"))
-def compiled(key: tuple[bool, bool], x: jax.Array, w: QTensor, rounding: Rounding, **rest):
+@functools.partial(jax.jit, static_argnames=("key", "arithmetic"))
+def compiled(key: tuple[bool, bool], x: jax.Array, w: QTensor, arithmetic: Arithmetic, **rest):
     del key
-    return qmatmul(x, w, rounding, **rest)
+    return qmatmul(x, w, arithmetic, **rest)
 
 
-def product(x: jax.Array, w: QTensor, rounding: Rounding = EXACT, **rest) -> jax.Array:
+def product(x: jax.Array, w: QTensor, arithmetic: Arithmetic = EXACT, **rest) -> jax.Array:
     """qmatmul, compiled once for plain XLA and once for the kernels, whichever set is chosen."""
-    return compiled(key(rounding), x, w, rounding, **rest)
+    return compiled(key(arithmetic), x, w, arithmetic, **rest)
 
 
-def key(rounding: Rounding) -> tuple[bool, bool]:
+def key(arithmetic: Arithmetic) -> tuple[bool, bool]:
     """What decides on the program, beside the arguments: all instruction sets share it."""
-    return native.isa() is not None, rounding == BF16 and native.bfloat16()
+    return native.isa() is not None, arithmetic == BF16 and native.bfloat16()
 
 
 def weight(fmt: Format, n: int, k: int) -> tuple[QTensor, np.ndarray]:
@@ -82,9 +82,9 @@ def error(found: jax.Array, x: np.ndarray, exact: np.ndarray) -> float:
 def test_product_of_every_format(implementation: str, fmt: Format):
     w, exact = weight(fmt, 193, 512)
     x = activations(MANY, 512)
-    for rows, rounding, bound in cases(implementation):
-        found = product(jnp.asarray(x[:rows]), w, rounding)
-        assert error(found, x[:rows], exact) <= bound, (rows, rounding)
+    for rows, arithmetic, bound in cases(implementation):
+        found = product(jnp.asarray(x[:rows]), w, arithmetic)
+        assert error(found, x[:rows], exact) <= bound, (rows, arithmetic)
 
 
 @pytest.mark.parametrize(("n", "k"), SHAPES)
@@ -95,23 +95,23 @@ def test_product_of_every_shape(implementation: str, n: int, k: int, name: str):
         fmt = FORMATS[8]  # Q8_0, as quantisers do where K-quants do not fit
     w, exact = weight(fmt, n, k)
     x = activations(MANY, k)
-    for rows, rounding, bound in cases(implementation):
-        found = product(jnp.asarray(x[:rows]), w, rounding)
-        assert error(found, x[:rows], exact) <= bound, (rows, rounding)
+    for rows, arithmetic, bound in cases(implementation):
+        found = product(jnp.asarray(x[:rows]), w, arithmetic)
+        assert error(found, x[:rows], exact) <= bound, (rows, arithmetic)
 
 
-@pytest.mark.parametrize("rounding", [EXACT, ROUNDED], ids=["float32", "int16"])
+@pytest.mark.parametrize("arithmetic", [EXACT, ROUNDED], ids=["float32", "int16"])
 @pytest.mark.parametrize("ggml_type", [1, 6, 12])  # F16, Q5_0, Q4_K
 def test_a_row_does_not_depend_on_the_others(
-    implementation: str, ggml_type: int, rounding: Rounding
+    implementation: str, ggml_type: int, arithmetic: Arithmetic
 ):
     w, exact = weight(FORMATS[ggml_type], 16, 256)
     x = activations(NATIVE_ROWS, 256)
-    if implementation == "xla" and rounding != EXACT:
+    if implementation == "xla" and arithmetic != EXACT:
         pytest.skip("plain XLA rounds no few rows")
-    alone = [product(jnp.asarray(row[None]), w, rounding)[0] for row in x]
+    alone = [product(jnp.asarray(row[None]), w, arithmetic)[0] for row in x]
     for rows in (2, FEW) if implementation == "xla" else (2, 3, 5, 15, NATIVE_ROWS):
-        together = product(jnp.asarray(x[:rows]), w, rounding)
+        together = product(jnp.asarray(x[:rows]), w, arithmetic)
         assert error(together, x[:rows], exact) <= INT16
         np.testing.assert_allclose(together, np.stack(alone[:rows]), rtol=0, atol=1e-4)
 
@@ -120,8 +120,8 @@ def test_a_row_does_not_depend_on_the_others(
 def test_any_number_of_many_rows(kernels: str, rows: int):
     w, exact = weight(FORMATS[12], 193, 256)
     x = activations(rows, 256)
-    for rounding, bound in ((EXACT, 2 * FLOAT32), (BF16, BFLOAT16)):
-        found = product(jnp.asarray(x), w, rounding)
+    for arithmetic, bound in ((EXACT, 2 * FLOAT32), (BF16, BFLOAT16)):
+        found = product(jnp.asarray(x), w, arithmetic)
         assert error(found, x, exact) <= bound
 
 
@@ -129,18 +129,18 @@ def test_any_number_of_many_rows(kernels: str, rows: int):
 def test_any_number_of_outputs(kernels: str, n: int):
     w, exact = weight(FORMATS[8], n, 96)
     x = activations(MANY, 96)
-    for rows, rounding, bound in cases(kernels):
-        found = product(jnp.asarray(x[:rows]), w, rounding)
-        assert error(found, x[:rows], exact) <= bound, (rows, rounding)
+    for rows, arithmetic, bound in cases(kernels):
+        found = product(jnp.asarray(x[:rows]), w, arithmetic)
+        assert error(found, x[:rows], exact) <= bound, (rows, arithmetic)
 
 
 @pytest.mark.parametrize("k", [2048, 2080, 4096])
 def test_more_columns_than_the_kernels_unpack_at_a_time(kernels: str, k: int):
     w, exact = weight(FORMATS[2], 20, k)
     x = activations(MANY, k)
-    for rows, rounding, bound in cases(kernels):
-        found = product(jnp.asarray(x[:rows]), w, rounding)
-        assert error(found, x[:rows], exact) <= 2 * bound, (rows, rounding)
+    for rows, arithmetic, bound in cases(kernels):
+        found = product(jnp.asarray(x[:rows]), w, arithmetic)
+        assert error(found, x[:rows], exact) <= 2 * bound, (rows, arithmetic)
 
 
 @pytest.mark.parametrize("fmt", PACKED)
@@ -148,8 +148,8 @@ def test_activations_far_from_zero(implementation: str, fmt: Format):
     # Zero and minimum are taken out of the sum over a group: what cancels there must not show.
     w, exact = weight(fmt, 16, 512)
     x = (10.0 + activations(1, 512)).astype(np.float32)
-    for rounding, bound in ((EXACT, 1e-6), (ROUNDED, 2e-5)):
-        found = product(jnp.asarray(x), w, rounding)
+    for arithmetic, bound in ((EXACT, 1e-6), (ROUNDED, 2e-5)):
+        found = product(jnp.asarray(x), w, arithmetic)
         off = np.abs(np.asarray(found) - x @ exact.T)
         assert np.all(off <= bound * (np.abs(x) @ np.abs(exact).T))
 
@@ -166,8 +166,8 @@ def test_scales_of_any_size_and_sign(implementation: str, ggml_type: int):
     raw = raw.reshape(20, -1)
     w, exact = from_blocks(raw, ggml_type), reference(raw, fmt).astype(np.float64)
     x = activations(MANY, 512)
-    for rows, rounding, bound in cases(implementation):
-        found = np.asarray(product(jnp.asarray(x[:rows]), w, rounding))
+    for rows, arithmetic, bound in cases(implementation):
+        found = np.asarray(product(jnp.asarray(x[:rows]), w, arithmetic))
         size = np.linalg.norm(x[:rows], axis=1)[:, None] * np.linalg.norm(exact, axis=1)
         assert np.all(np.abs(found - x[:rows] @ exact.T) <= bound * size)
 
@@ -181,11 +181,11 @@ def test_activations_of_any_size(implementation: str):
     x[3, ::7] *= 1e-4
     x[3, 17] = 1e5
     x[4, :480] = 0
-    for rows, rounding, bound in cases(implementation):
-        found = np.asarray(product(jnp.asarray(x[:rows]), w, rounding))
+    for rows, arithmetic, bound in cases(implementation):
+        found = np.asarray(product(jnp.asarray(x[:rows]), w, arithmetic))
         size = np.linalg.norm(x[:rows].astype(np.float64), axis=1)[:, None]
         off = np.abs(found - x[:rows].astype(np.float64) @ exact.T)
-        assert np.all(off <= 2 * bound * size * np.linalg.norm(exact, axis=1)), (rows, rounding)
+        assert np.all(off <= 2 * bound * size * np.linalg.norm(exact, axis=1)), (rows, arithmetic)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -194,10 +194,10 @@ def test_what_is_not_a_number_stays_none(implementation: str, value: float, colu
     w, exact = weight(FORMATS[2], 20, 256)
     x = activations(MANY, 256)
     x[0, column] = value
-    for rows, rounding, bound in cases(implementation):
-        found = product(jnp.asarray(x[:rows]), w, rounding)
+    for rows, arithmetic, bound in cases(implementation):
+        found = product(jnp.asarray(x[:rows]), w, arithmetic)
         # Output 0 may have a weight of zero there; infinity times zero is NaN all the same.
-        assert not np.isfinite(np.asarray(found[0])).any(), (rows, rounding)
+        assert not np.isfinite(np.asarray(found[0])).any(), (rows, arithmetic)
         if rows > 1:
             assert error(found[1:], x[1:rows], exact) <= bound
 
@@ -218,10 +218,10 @@ def test_what_comes_before_the_product(implementation: str, prologue: Prologue |
     if isinstance(prologue, Gate):
         x[0, :8] = [-1e20, -200, -88, -20, 0, 20, 88, 200]
     between = np.asarray(applied(jnp.asarray(x), prologue))
-    for rows, rounding, bound in cases(implementation):
+    for rows, arithmetic, bound in cases(implementation):
         added = jnp.asarray(plus[:rows])
-        found = product(jnp.asarray(x[:rows]), w, rounding, prologue=prologue, plus=added)
-        assert error(found - added, between[:rows], exact) <= 2 * bound, (rows, rounding)
+        found = product(jnp.asarray(x[:rows]), w, arithmetic, prologue=prologue, plus=added)
+        assert error(found - added, between[:rows], exact) <= 2 * bound, (rows, arithmetic)
 
 
 @pytest.mark.parametrize("n", [37, 48])
@@ -230,9 +230,9 @@ def test_what_comes_after_the_product(implementation: str, n: int):
     x, plus = activations(MANY, 256), activations(MANY, n)
     post = RmsNorm(weight=jnp.asarray(1 + 0.1 * activations(n)), eps=1e-6)
     expected = np.asarray(applied(jnp.asarray(x @ exact.T, F32), post)) + plus
-    for rows, rounding, bound in cases(implementation):
+    for rows, arithmetic, bound in cases(implementation):
         found = product(
-            jnp.asarray(x[:rows]), w, rounding, plus=jnp.asarray(plus[:rows]), post=post
+            jnp.asarray(x[:rows]), w, arithmetic, plus=jnp.asarray(plus[:rows]), post=post
         )
         np.testing.assert_allclose(found, expected[:rows], rtol=0, atol=10 * bound)
 

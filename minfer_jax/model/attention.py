@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from minfer_jax.quant import native
+from minfer_jax.quant import kernels
 from minfer_jax.quant.cache import Cache, floats
 from minfer_jax.quant.native import calls
 
@@ -40,12 +40,14 @@ class Scoring:
         scale: factor on q . k.
         softcap: c in c * tanh(score / c), of the scaled score; 0 for none (Gemma 2).
         dtype: what the factors of both products are rounded to; scores and sums are float32.
+        kernels: one of `kernels.CHOICES`.
     """
 
     window: int = 0
     scale: float
     softcap: float = 0.0
     dtype: str = "float32"
+    kernels: str = "auto"
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(7,))
@@ -79,7 +81,7 @@ def attend(
     Returns:
         float32 [B, T, N, Hv].
     """
-    if native.isa() is not None and calls.supports_heads(q.shape[3], v.shape[4]):
+    if kernels.use_native(scoring.kernels) and calls.supports_heads(q.shape[3], v.shape[4]):
         return calls.attention(
             q,
             k,

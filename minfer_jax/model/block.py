@@ -13,7 +13,7 @@ from minfer_jax.model.config import LayerSpec, ModelConfig
 from minfer_jax.model.layers import linear, side_by_side
 from minfer_jax.model.mlp import mlp
 from minfer_jax.model.params import LayerParams
-from minfer_jax.quant import native
+from minfer_jax.quant import kernels
 from minfer_jax.quant.cache import Cache
 from minfer_jax.quant.native import calls
 from minfer_jax.quant.prologue import Norm, RmsNorm, applied
@@ -63,7 +63,7 @@ def store(
         ((queries [B, T, N, H], neither normed nor rotated, and attention's gate [B, T, N H] or
         None), k_cache, v_cache).
     """
-    qkv, gate = _split_gate(side_by_side(x, p.qkv, cfg.rounding, p.attn_norm), p, cfg)
+    qkv, gate = _split_gate(side_by_side(x, p.qkv, cfg.arithmetic, p.attn_norm), p, cfg)
     q, k, v = _split_heads(qkv, cfg)
     k = _norm_and_rotate(k, p.k_norm, place.positions, place, cfg)
     k_cache = kv.write(k_cache, k, place.layer, place.slots)
@@ -118,7 +118,8 @@ def mix(
             scale=cfg.attention_scale,
             softcap=cfg.attention_softcap,
             # One row is bound by memory, not arithmetic: it can have float32 for nothing.
-            dtype="float32" if q.shape[1] == 1 else cfg.rounding.many,
+            dtype="float32" if q.shape[1] == 1 else cfg.arithmetic.many,
+            kernels=cfg.arithmetic.kernels,
         ),
     )
     return _finish(x, a, gate, positions, p, cfg)
@@ -126,7 +127,9 @@ def mix(
 
 def can_step(p: LayerParams, cfg: ModelConfig) -> bool:
     """Whether `step` can do a block: it has heads and norms that the kernel knows."""
-    if native.isa() is None or not calls.supports_heads(cfg.head_dim, cfg.value_dim):
+    if not kernels.use_native(cfg.arithmetic.kernels):
+        return False
+    if not calls.supports_heads(cfg.head_dim, cfg.value_dim):
         return False
     norms = [norm for norm in (p.q_norm, p.k_norm) if norm is not None]
     return all(isinstance(n, RmsNorm) and n.weight.shape[1:] == (cfg.head_dim,) for n in norms)
@@ -144,7 +147,7 @@ def step(
 
     With as many rows as `quant.matmul.NATIVE_ROWS`, or less, each gets the numbers it would alone.
     """
-    qkv, gate = _split_gate(side_by_side(x, p.qkv, cfg.rounding, p.attn_norm), p, cfg)
+    qkv, gate = _split_gate(side_by_side(x, p.qkv, cfg.arithmetic, p.attn_norm), p, cfg)
     angles = None
     if place.freq is not None and place.rope is not None:
         angles = rope.angles(place.positions, place.freq, cfg.ropes[place.rope].magnitude)
@@ -184,7 +187,7 @@ def _finish(
     if gate is not None:
         a = a * jax.nn.sigmoid(gate)
     times = cfg.residual_scale
-    y = linear(a, p.attn_output, cfg.rounding, post=p.post_attn_norm, times=times, plus=x)
+    y = linear(a, p.attn_output, cfg.arithmetic, post=p.post_attn_norm, times=times, plus=x)
     if p.ffn_norm is None and p.attn_norm is not None:  # side by side with attention
         source, norm = x, p.attn_norm
     else:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from minfer_jax.model.rope import RopeSpec
-from minfer_jax.quant.matmul import EXACT, Rounding
+from minfer_jax.quant.matmul import EXACT, Arithmetic
 
 MAX_POSITIONS = 2**31 - 1  # positions are int32
 
@@ -75,8 +75,10 @@ class ModelConfig:
             1 + scale * ln(1 + position // floor); (0, 1) leaves them alone (Llama 4, Ministral 3).
         final_softcap: c in c * tanh(logits / c), after the logits' scale, or 0 for none.
         precision: "highest" or "default", as asked for at load.
-        rounding: of the factors of products with weights; `many` is that of attention too.
+        arithmetic: of products with weights; `many` and `kernels` are those of attention too.
         cache_dtype: what keys and values are rounded to, one of `quant.cache.TYPES`.
+        unrolled: every layer stands in the program by itself; otherwise alike ones share a loop's
+            body, which compiles faster, but has turns whose number the device decides.
     """
 
     arch: str
@@ -106,8 +108,9 @@ class ModelConfig:
     attention_temperature: tuple[float, int] = (0.0, 1)
     final_softcap: float = 0.0
     precision: str = "highest"
-    rounding: Rounding = EXACT
+    arithmetic: Arithmetic = EXACT
     cache_dtype: str = "float32"
+    unrolled: bool = False
 
     def rope_of(self, spec: LayerSpec, n_ctx: int) -> int | None:
         """Which of `ropes` a layer rotates by, in a context of n_ctx positions."""

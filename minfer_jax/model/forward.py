@@ -61,8 +61,8 @@ def forward(
         ValueError: T or n_out does not fit, see the message.
     """
     if stepwise:
-        exact = dataclasses.replace(cfg.rounding, many="float32")
-        cfg = dataclasses.replace(cfg, rounding=exact)
+        exact = dataclasses.replace(cfg.arithmetic, many="float32")
+        cfg = dataclasses.replace(cfg, arithmetic=exact)
     n_batch, n_ctx = kv_state.positions[kv.FULL].shape
     if token_ids.ndim != 2 or token_ids.shape != positions.shape:
         raise ValueError(f"{token_ids.shape=} and {positions.shape=} must be equal, [B, T]")
@@ -143,7 +143,7 @@ def forward(
         carry = run(carry, *last, _last_rows(positions, n_out))
 
     x, k, v = carry
-    logits = linear(x, params.output, cfg.rounding, params.output_norm)
+    logits = linear(x, params.output, cfg.arithmetic, params.output_norm)
     if cfg.logit_scale != 1.0:
         logits = logits * jnp.float32(cfg.logit_scale)
     if cfg.final_softcap:
@@ -160,7 +160,7 @@ def _layers(
     *,
     differentiable: bool,
 ) -> _Carry:
-    """The first `count` layers, in a loop whose body holds each group once.
+    """The first `count` layers, one by one or in a loop whose body holds each group once.
 
     In the body each group sits in an inner loop of one turn or none. A conditional says the same,
     and can be differentiated; but XLA copies the whole cache around a conditional, and updates it
@@ -170,6 +170,11 @@ def _layers(
     specs = {group: spec for (group, _), spec in zip(params.order, cfg.layers, strict=True)}
     order = params.order[:count]
     if not order:
+        return carry
+    if cfg.unrolled:
+        for (group, index), in_kind in zip(order, _in_kind(cfg), strict=False):
+            p = pick(params.groups[group], index)
+            carry = run(carry, specs[group], p, in_kind)
         return carry
     present = sorted({group for group, _ in order})
     # A row a layer: its index in its group, its index in its kind, its group. Unsigned, or every

@@ -4,14 +4,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from minfer_jax.model.params import Linear
-from minfer_jax.quant.matmul import Rounding, qmatmul
+from minfer_jax.quant.matmul import Arithmetic, qmatmul
 from minfer_jax.quant.prologue import Norm, Prologue, applied, trailing
 
 
 def linear(
     x: Float[Array, "... width"],
     p: Linear,
-    rounding: Rounding,
+    arithmetic: Arithmetic,
     prologue: Prologue | None = None,
     *,
     post: Norm | None = None,
@@ -20,8 +20,8 @@ def linear(
 ) -> Float[Array, "... N"]:
     """post(prologue(x) W^T * scale + bias) * times + plus, in float32; arguments as in qmatmul."""
     if p.scale is None and p.bias is None and times == 1.0:
-        return qmatmul(x, p.weight, rounding, prologue=prologue, post=post, plus=plus)
-    y = qmatmul(x, p.weight, rounding, prologue=prologue)
+        return qmatmul(x, p.weight, arithmetic, prologue=prologue, post=post, plus=plus)
+    y = qmatmul(x, p.weight, arithmetic, prologue=prologue)
     if p.scale is not None:
         y = y * trailing(p.scale, y.ndim)
     if p.bias is not None:
@@ -33,8 +33,8 @@ def linear(
 
 
 def side_by_side(
-    x: Float[Array, "... K"], maps: tuple[Linear, ...], rounding: Rounding, norm: Norm | None
+    x: Float[Array, "... K"], maps: tuple[Linear, ...], arithmetic: Arithmetic, norm: Norm | None
 ) -> Float[Array, "... N"]:
     """The outputs of several maps of one x, which is normed first, concatenated."""
-    outputs = [linear(x, p, rounding, norm) for p in maps]
+    outputs = [linear(x, p, arithmetic, norm) for p in maps]
     return outputs[0] if len(outputs) == 1 else jnp.concatenate(outputs, axis=-1)

@@ -40,6 +40,7 @@ def load_model(
     *,
     precision: str = "default",
     cache_type: str | None = None,
+    kernels: str = "auto",
     on_bytes: Callable[[int], None] = lambda n: None,
 ) -> tuple[ModelConfig, Params]:
     """Read configuration and weights.
@@ -49,15 +50,16 @@ def load_model(
         precision: "highest" or "default".
         cache_type: what keys and values are rounded to, a key of `quant.cache.CACHE_TYPES`, or
             None for what the precision implies.
+        kernels: which implementation of products and attention, one of `quant.kernels.CHOICES`.
         on_bytes: called with the size of each weight once it is read, for a progress bar.
 
     Raises:
         ModelError: the architecture is not supported, or keys or tensors are missing, mis-shaped or
             of a type that cannot be read, or heads of a size that the cache type does not take. The
             message begins with the file's path.
-        ValueError: there is no such precision or cache type.
+        ValueError: there is no such precision, cache type or choice of kernels.
     """
-    cfg = read_model_config(file, precision, cache_type)
+    cfg = read_model_config(file, precision, cache_type, kernels)
     try:
         params = _load_params(Tensors(file, on_bytes), cfg, registry.find(cfg.arch))
     except ModelError as e:
@@ -67,10 +69,13 @@ def load_model(
 
 
 def read_model_config(
-    file: GGUFFile, precision: str = "default", cache_type: str | None = None
+    file: GGUFFile,
+    precision: str = "default",
+    cache_type: str | None = None,
+    kernels: str = "auto",
 ) -> ModelConfig:
     """The configuration alone, without reading a weight. Arguments, errors as for `load_model`."""
-    rounding = precisions.rounding(precision, plain=_has_plain_layers(file))
+    arithmetic = precisions.arithmetic(precision, plain=_has_plain_layers(file), choice=kernels)
     cache_dtype = precisions.cache_dtype(cache_type, precision)
     try:
         arch = registry.find(file.architecture)
@@ -78,7 +83,7 @@ def read_model_config(
         cfg = dataclasses.replace(
             _with_long_rope(file, keys, read_config(arch, keys, _n_vocab(file))),
             precision=precision,
-            rounding=rounding,
+            arithmetic=arithmetic,
             cache_dtype=cache_dtype,
         )
         kv_state.row_bytes(cfg)  # refuses a cache that does not take these heads

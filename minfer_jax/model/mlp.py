@@ -44,9 +44,9 @@ def _dense(
     x: Array, norm: Norm | None, p: Mlp, cfg: ModelConfig, post: Norm | None, plus: Array | None
 ) -> Float[Array, "B T D"]:
     act = Gate(cfg.activation) if p.gated else Activation(cfg.activation)
-    up = side_by_side(x, p.up, cfg.rounding, norm)
+    up = side_by_side(x, p.up, cfg.arithmetic, norm)
     times = 1.0 if plus is None else cfg.residual_scale
-    return linear(up, p.down, cfg.rounding, act, post=post, times=times, plus=plus)
+    return linear(up, p.down, cfg.arithmetic, act, post=post, times=times, plus=plus)
 
 
 def _experts(
@@ -90,7 +90,7 @@ def _expert_map(
     gate: Gate | None = None,
 ) -> Float[Array, "P N"]:
     """The map of each row's expert, its scale and bias."""
-    y = expert_product(x, p.weight, experts, cfg.rounding, gate=gate)
+    y = expert_product(x, p.weight, experts, cfg.arithmetic, gate=gate)
     own = jnp.maximum(experts, 0)
     if p.scale is not None:
         y = y * p.scale[own][:, None]

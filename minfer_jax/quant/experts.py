@@ -12,7 +12,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from minfer_jax.quant import native, xla
-from minfer_jax.quant.matmul import NATIVE_ROWS, Rounding, check_columns, has_kernel
+from minfer_jax.quant.matmul import NATIVE_ROWS, Arithmetic, check_columns, has_kernel
 from minfer_jax.quant.native import calls
 from minfer_jax.quant.prologue import Gate, applied
 from minfer_jax.quant.qtensor import QTensor
@@ -26,7 +26,7 @@ def expert_product(
     x: Float[Array, "R width"],
     w: QTensor,
     experts: Int[Array, " P"],
-    rounding: Rounding,
+    arithmetic: Arithmetic,
     *,
     gate: Gate | None = None,
 ) -> Float[Array, "P N"]:
@@ -38,7 +38,7 @@ def expert_product(
         w: a stack of packed weights [N, K]; `w.layer`, data, is the first expert of the layer (0
             where it is None).
         experts: int32, counted from there; negative for nobody: that row is zeros, and free.
-        rounding: of the factors, as in qmatmul; few and many are rows of an expert (in plain XLA:
+        arithmetic: of the factors, as in qmatmul; few and many are rows of an expert (in plain XLA:
             rows in all).
         gate: done to x first.
 
@@ -60,7 +60,7 @@ def expert_product(
     if gate is not None and not calls.supports_gate(gate):
         x, gate = applied(x.astype(jnp.float32), gate), None
     first = jnp.uint32(0) if w.layer is None else w.layer
-    return _product(x, w.at(first), experts.astype(jnp.int32), gate, rounding)
+    return _product(x, w.at(first), experts.astype(jnp.int32), gate, arithmetic)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(4,))
@@ -69,22 +69,22 @@ def _product(
     w: QTensor,
     experts: Int[Array, " P"],
     gate: Gate | None,
-    rounding: Rounding,
+    arithmetic: Arithmetic,
 ) -> Float[Array, "P N"]:
-    if has_kernel(w):
+    if has_kernel(w, arithmetic.kernels):
         return calls.experts(
             x.astype(jnp.float32),
             w,
             experts,
             gate,
             few=NATIVE_ROWS,
-            rounded=rounding.few == "int16",
-            bfloat16=rounding.many == "bfloat16" and native.bfloat16(),
+            rounded=arithmetic.few == "int16",
+            bfloat16=arithmetic.many == "bfloat16" and native.bfloat16(),
         )
     x = applied(x.astype(jnp.float32), gate)
     if len(experts) <= FEW:
         return _by_row(x, w, experts)
-    return _by_expert(x, w, experts, jnp.dtype(rounding.many))
+    return _by_expert(x, w, experts, jnp.dtype(arithmetic.many))
 
 
 def _expert(w: QTensor, e: Int[Array, ""]) -> QTensor:
@@ -157,7 +157,7 @@ def _or_zero(keep: Bool[Array, " P"], rows: Float[Array, "P N"]) -> Float[Array,
 
 
 @_product.defjvp
-def _product_jvp(rounding: Rounding, primals: tuple, tangents: tuple) -> tuple[Array, Array]:
+def _product_jvp(arithmetic: Arithmetic, primals: tuple, tangents: tuple) -> tuple[Array, Array]:
     """Row by row: a loop of a length that depends on data has no derivative in reverse."""
 
     def plain(x: Array, w: QTensor, experts: Array, gate: Gate | None) -> Float[Array, "P N"]:
@@ -171,4 +171,4 @@ def _product_jvp(rounding: Rounding, primals: tuple, tangents: tuple) -> tuple[A
 
         return _or_zero(experts >= 0, lax.map(row, (x, experts)))
 
-    return _product(*primals, rounding), jax.jvp(plain, primals, tangents)[1]
+    return _product(*primals, arithmetic), jax.jvp(plain, primals, tangents)[1]

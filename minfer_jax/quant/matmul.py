@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from minfer_jax.quant import native, xla
+from minfer_jax.quant import kernels, native, xla
 from minfer_jax.quant.native import calls
 from minfer_jax.quant.prologue import Gate, Norm, Prologue, applied
 from minfer_jax.quant.qtensor import QTensor
@@ -18,26 +18,28 @@ NATIVE_ROWS = 16
 
 
 @dataclass(frozen=True)
-class Rounding:
-    """What a product may round its factors to; sums are float32.
+class Arithmetic:
+    """How products are done: what factors may be rounded to, and by what; sums are float32.
 
     Attributes:
         few: x, where it has few rows: "float32", or "int16" where the kernels offer it (one scale
             for 32 columns; plain XLA stays with float32).
         many: both factors, where x has many rows: "float32" or "bfloat16".
+        kernels: one of `kernels.CHOICES`.
     """
 
     few: str = "float32"
     many: str = "float32"
+    kernels: str = "auto"
 
 
-EXACT = Rounding()
+EXACT = Arithmetic()
 
 
 def qmatmul(
     x: Float[Array, "... width"],
     w: QTensor,
-    rounding: Rounding,
+    arithmetic: Arithmetic,
     *,
     prologue: Prologue | None = None,
     post: Norm | None = None,
@@ -48,7 +50,7 @@ def qmatmul(
     Args:
         x: activations, [..., K]; [..., 2 K] before a Gate.
         w: packed weight, [N, K].
-        rounding: of the factors; EXACT for float32 throughout.
+        arithmetic: of the factors; EXACT for float32 throughout.
         prologue: what is done to x first, in float32.
         post: a norm of the product.
         plus: added last.
@@ -62,7 +64,7 @@ def qmatmul(
     check_columns(x, w, prologue)
     n = w.shape[0]
     flat = None if plus is None else plus.reshape(-1, n)
-    out = _product(x.reshape(-1, x.shape[-1]), w, prologue, post, flat, rounding)
+    out = _product(x.reshape(-1, x.shape[-1]), w, prologue, post, flat, arithmetic)
     return out.reshape(*x.shape[:-1], n)
 
 
@@ -76,14 +78,14 @@ def check_columns(x: Float[Array, "... width"], w: QTensor, prologue: Prologue |
         )
 
 
-def has_kernel(w: QTensor) -> bool:
-    """Whether the kernels are in use, and know such a weight."""
-    return native.isa() is not None and calls.supports(w)
+def has_kernel(w: QTensor, choice: str) -> bool:
+    """Whether the C++ kernels are in use, and know such a weight."""
+    return kernels.use_native(choice) and calls.supports(w)
 
 
-def few_rows() -> int:
+def few_rows(choice: str) -> int:
     """Up to how many rows are worked on as one row is, which is what is cheap."""
-    return MATVEC_ROWS if native.isa() is None else NATIVE_ROWS
+    return NATIVE_ROWS if kernels.use_native(choice) else MATVEC_ROWS
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(5,))
@@ -93,12 +95,12 @@ def _product(
     prologue: Prologue | None,
     post: Norm | None,
     plus: Float[Array, "M N"] | None,
-    rounding: Rounding,
+    arithmetic: Arithmetic,
 ) -> Float[Array, "M N"]:
-    many = jnp.dtype(rounding.many)
+    many = jnp.dtype(arithmetic.many)
     few = len(x) <= NATIVE_ROWS
     x = x.astype(jnp.float32)
-    if has_kernel(w) and (few or many == jnp.float32 or native.bfloat16()):
+    if has_kernel(w, arithmetic.kernels) and (few or many == jnp.float32 or native.bfloat16()):
         if not calls.takes(prologue):
             x, prologue = applied(x, prologue), None
         own_post = post is None or calls.takes_post(post, w)  # else it and the sum come after
@@ -109,7 +111,7 @@ def _product(
             post if own_post else None,
             plus if own_post else None,
             few=few,
-            rounded=few and rounding.few == "int16",
+            rounded=few and arithmetic.few == "int16",
             bfloat16=not few and many == jnp.bfloat16,
         )
         return out if own_post else _finished(out, post, plus)
@@ -127,7 +129,7 @@ def _finished(out: Array, post: Norm | None, plus: Array | None) -> Float[Array,
 
 
 @_product.defjvp
-def _product_jvp(rounding: Rounding, primals: tuple, tangents: tuple) -> tuple[Array, Array]:
+def _product_jvp(arithmetic: Arithmetic, primals: tuple, tangents: tuple) -> tuple[Array, Array]:
     """A kernel has no derivative, and that of `matvec`'s terms would take minutes to compile."""
 
     def plain(
@@ -141,4 +143,4 @@ def _product_jvp(rounding: Rounding, primals: tuple, tangents: tuple) -> tuple[A
         x = applied(x.astype(jnp.float32), prologue)
         return _finished(xla.dot(x, weight), post, plus)
 
-    return _product(*primals, rounding), jax.jvp(plain, primals, tangents)[1]
+    return _product(*primals, arithmetic), jax.jvp(plain, primals, tangents)[1]
