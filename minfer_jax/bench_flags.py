@@ -8,8 +8,11 @@ from typing import NoReturn
 from minfer_jax import sources
 from minfer_jax.bench_peer import PACKAGES
 from minfer_jax.bench_table import FORMATS
+from minfer_jax.burst import BURST
 from minfer_jax.context import CHUNK, N_CTX
+from minfer_jax.device import DEVICES
 from minfer_jax.model.precision import PRECISIONS
+from minfer_jax.quant import kernels
 from minfer_jax.quant.cache import CACHE_TYPES
 
 REPETITIONS = 5
@@ -46,6 +49,9 @@ class Options:
         precision: "default" or "highest".
         cache_type: of keys and values, or None for what the precision implies.
         prefill_chunk: prompt tokens that are run at once.
+        device: one of `device.DEVICES`.
+        kernels: one of `kernels.CHOICES`.
+        steps_per_dispatch: tokens that one call draws, or None for some 40 ms of them.
         peers: names of PACKAGES, each once, in the order given.
         peer_python: the interpreter that has the peers' packages; None for this one.
         llama_bench: a llama-bench program that stands for the package, or None.
@@ -70,6 +76,9 @@ class Options:
     peer_python: str | None
     llama_bench: str | None
     compiling: bool
+    device: str = "auto"
+    kernels: str = "auto"
+    steps_per_dispatch: int | None = None
     draft_ngram: bool = False
     draft: str | None = None
     draft_max: int | None = None
@@ -126,6 +135,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--precision", choices=PRECISIONS, default="default", text="as for generate [default]")
     add("--cache-type", choices=tuple(CACHE_TYPES), text="as for generate [f16; at highest f32]")
     add("--prefill-chunk", metavar="N", default=str(CHUNK), text=f"as for generate [{CHUNK}]")
+    add("--device", choices=DEVICES, default="auto", text="as for generate [auto]")
+    add("--kernels", choices=kernels.CHOICES, default="auto", text="as for generate [auto]")
+    add("--steps-per-dispatch", metavar="N", text="as for generate [40 ms of them]")
     add(
         "--vs",
         action="append",
@@ -175,6 +187,7 @@ def parse(argv: Sequence[str]) -> Options | None:
     else:
         repeat = _number("-r", value.repetitions, 1)
     peers = tuple(dict.fromkeys(value.vs + ["llama.cpp"] * bool(value.llama_bench)))
+    steps = value.steps_per_dispatch
     drafting = value.draft_ngram or value.draft is not None
     if value.compile and peers:
         raise FlagError("--compile times our own compiling: leave out --vs and --llama-bench")
@@ -198,6 +211,11 @@ def parse(argv: Sequence[str]) -> Options | None:
         precision=value.precision,
         cache_type=value.cache_type,
         prefill_chunk=_number("--prefill-chunk", value.prefill_chunk, 1),
+        device=value.device,
+        kernels=value.kernels,
+        steps_per_dispatch=None
+        if steps is None
+        else _number("--steps-per-dispatch", steps, 1, BURST),
         peers=peers,
         peer_python=value.vs_python,
         llama_bench=value.llama_bench,
@@ -213,9 +231,9 @@ def _numbers(flag: str, text: str, least: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys(_number(flag, part, least) for part in text.split(",")))
 
 
-def _number(flag: str, text: str, least: int) -> int:
+def _number(flag: str, text: str, least: int, most: int = _MOST) -> int:
     text = text.strip()
     is_number = text.isascii() and text.isdecimal() and len(text) <= len(str(_MOST))
-    if not is_number or not least <= int(text) <= _MOST:
-        raise FlagError(f"{flag} has {text[:40]!r}, expected whole numbers from {least} to {_MOST}")
+    if not is_number or not least <= int(text) <= most:
+        raise FlagError(f"{flag} has {text[:40]!r}, expected whole numbers from {least} to {most}")
     return int(text)
