@@ -38,7 +38,7 @@ from minfer_jax.gguf import GGUFFile
 from minfer_jax.quant import native
 from minfer_jax.quant.kernels import use_native, use_pallas
 
-_BACKENDS = {"cpu": "CPU", "gpu": "CUDA", "cuda": "CUDA", "mps": "Metal"}
+_BACKENDS = {"cpu": "CPU", "gpu": "CUDA", "cuda": "CUDA", "mps": "Metal", "mtl": "Metal"}
 
 
 @dataclass(frozen=True, kw_only=True)

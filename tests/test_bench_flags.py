@@ -36,7 +36,8 @@ def test_all_flags_in_any_order():
     words = (
         "-p 512,2048 x.gguf -n 64,128 -d 0,2048 -r 3 -o json -t 2 --n-ctx 4096 --vs ik_llama.cpp"
     )
-    words += " --cache-type bf16 --prefill-chunk 64"
+    words += " --cache-type bf16 --prefill-chunk 64 --device gpu --kernels xla"
+    words += " --steps-per-dispatch 8"
     more = "--vs llama.cpp --vs-python /v/bin/python --precision highest --vs ik_llama.cpp"
     assert options(*words.split(), *more.split()) == Options(
         model="x.gguf",
@@ -50,6 +51,9 @@ def test_all_flags_in_any_order():
         precision="highest",
         cache_type="bf16",
         prefill_chunk=64,
+        device="gpu",
+        kernels="xla",
+        steps_per_dispatch=8,
         peers=("ik_llama.cpp", "llama.cpp"),
         peer_python="/v/bin/python",
         llama_bench=None,
@@ -114,6 +118,9 @@ def test_compiling_is_repeated_only_when_told():
         ("--vs vllm", "invalid choice: 'vllm'"),
         ("--cache-type f8", "invalid choice: 'f8'"),
         ("--prefill-chunk 0", "--prefill-chunk has '0'"),
+        ("--device cuda", "invalid choice: 'cuda'"),
+        ("--kernels triton", "invalid choice: 'triton'"),
+        ("--steps-per-dispatch 17", "has '17', expected whole numbers from 1 to 16"),
         ("--precision low", "invalid choice: 'low'"),
         ("a.gguf b.gguf", "unrecognized arguments: b.gguf"),
         ("--bogus", "unrecognized arguments: --bogus"),
