@@ -32,8 +32,8 @@ CUDA, METAL = "cuda", "mps"
 HOLDS_BF16 = ("BF16", "MXFP4")  # the weights themselves; their scales, powers of two
 # No float64, which no Apple GPU has, and no complex numbers; bfloat16 only where it is asked for.
 TYPES = frozenset("i1 i8 i16 i32 ui8 ui16 ui32 f16 f32".split())
-# Operations that jax-mps 0.10 and 0.11 have handlers for (src/pjrt_plugin/ops of its source), but
-# for those of linear algebra, and the two of CHLO that it takes apart or handles.
+# Operations that jax-mps has handlers for (src/pjrt_plugin/ops of its source, 2026), but for those
+# of linear algebra; and two of CHLO, which it takes apart or handles.
 METAL_OPS = frozenset(
     "abs add and atan2 bitcast_convert broadcast_in_dim case cbrt ceil clamp compare concatenate"
     " constant convert cosine divide dot_general dynamic_slice dynamic_update_slice exponential"
