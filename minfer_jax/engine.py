@@ -61,6 +61,7 @@ class Engine:
         *,
         n_ctx: int = N_CTX,
         prefill_chunk: int = CHUNK,
+        steps_per_dispatch: int | None = None,
         n_known: int | None = None,
     ) -> None:
         """Allocates nothing yet: the KV state is made by the first run.
@@ -71,11 +72,14 @@ class Engine:
             n_ctx: positions wanted; the model's own maximum bounds it.
             prefill_chunk: tokens that one prefill call takes at most. Working memory and the rings
                 of sliding layers grow with it.
+            steps_per_dispatch: tokens that one call draws, 1 to BURST, but at most half a prefill;
+                None for as many as take some 40 ms. The tokens are the same.
             n_known: tokens of the vocabulary that stand for something: those from there on are
                 padding, and never drawn. None for all.
 
         Raises:
-            EngineError: n_ctx, prefill_chunk or n_known is no integer, or below 1.
+            EngineError: n_ctx, prefill_chunk, steps_per_dispatch or n_known is no integer, or out
+                of its range.
         """
         n_ctx = whole("n_ctx", n_ctx, 1)
         self.params = params
@@ -83,7 +87,12 @@ class Engine:
         self.n_ctx = min(n_ctx, cfg.n_ctx_train, MAX_POSITIONS)
         known = cfg.n_vocab if n_known is None else whole("n_known", n_known, 1)
         self._runner = Runner(
-            params, cfg, n_ctx=self.n_ctx, prefill_chunk=prefill_chunk, n_known=known
+            params,
+            cfg,
+            n_ctx=self.n_ctx,
+            prefill_chunk=prefill_chunk,
+            steps_per_dispatch=steps_per_dispatch,
+            n_known=known,
         )
         self._session: Session | None = None
 

@@ -29,7 +29,7 @@ LAYERS = (
     "template_sandbox",
     "chat_template",
     "nearest",
-    "host memory usage",  # the machine, and the user's cache
+    "host memory usage device",  # the machine, and the user's cache
     "prompt_file flag_table",
     # where models come from
     "sources.transfer sources.split",
