@@ -17,23 +17,27 @@ if __name__ == "__main__":  # Ctrl-C during the imports below ends it without a 
 import resource
 
 import jax
+from jax.stages import Compiled, Lowered
 from tqdm import tqdm
 
 from minfer_jax import (
-    bench_compile,
     bench_drafts,
     bench_memory,
+    bench_plot,
+    bench_reports,
+    bench_sweep,
     device,
     host,
     metadata_report,
+    plotting,
     sources,
 )
 from minfer_jax.bench_flags import Options, help_text, parse
 from minfer_jax.bench_peer import LlamaBenchPeer, PackagePeer, Peer
 from minfer_jax.bench_rows import Run, backend, kernels, row, run_columns
-from minfer_jax.bench_table import render
+from minfer_jax.bench_table import Columns, render
 from minfer_jax.bench_tests import BenchTest, all_tests, measure
-from minfer_jax.command import guarded, leave, say
+from minfer_jax.command import guarded, leave, say, with_flags
 from minfer_jax.context import N_CTX, EngineError
 from minfer_jax.gguf import GGUFFile, open_gguf
 from minfer_jax.language_model import LanguageModel, from_file
@@ -49,16 +53,12 @@ def main(argv: Sequence[str]) -> int:
         argv: the program's name, flags and at most one model.
 
     Returns:
-        The exit status: 0, 1 for wrong usage and for what cannot be run, 130 for Ctrl-C.
+        The exit status: 0, 1 for what cannot be run, 2 for wrong usage, 130 for Ctrl-C.
     """
-    return guarded(lambda: _main(argv))
+    return guarded(lambda: with_flags(argv, help_text, parse, _run))
 
 
-def _main(argv: Sequence[str]) -> int:
-    options = parse(argv)
-    if options is None:
-        sys.stdout.write(help_text())
-        return 0
+def _run(options: Options) -> int:
     threads = host.use_threads(options.threads)
     allowed = host.processors()
     device.use(options.device, options.kernels)
@@ -68,7 +68,7 @@ def _main(argv: Sequence[str]) -> int:
     cfg = read_model_config(file, options.precision, options.cache_type, options.kernels)
     n_ctx = _n_ctx(options, tests, cfg.n_ctx_train)
     if options.compiling:
-        rows, columns = _compile_rows(file, options, n_ctx), bench_compile.COLUMNS
+        rows, columns = _compile_rows(file, options, n_ctx)
     elif options.drafting:
         rows, columns = _draft_rows(file, options, n_ctx, threads), bench_drafts.COLUMNS
     else:
@@ -135,18 +135,38 @@ def _bar(total: int) -> tqdm:
     return tqdm(total=total, leave=False, disable=not sys.stderr.isatty())
 
 
-def _compile_rows(file: GGUFFile, options: Options, n_ctx: int) -> list[dict[str, Any]]:
-    engine = _load(file, options, n_ctx)[0].engine
-    with _bar(len(engine.traces()) * options.repeat) as bar:
-        rows = bench_compile.measure(engine, repeat=options.repeat, on_turn=bar.update)
+def _compile_rows(
+    file: GGUFFile, options: Options, n_ctx: int
+) -> tuple[list[dict[str, Any]], Columns]:
+    if options.plot is not None:
+        plotting.check(options.plot)
+    model, _ = _load(file, options, n_ctx)
+    engines = bench_sweep.engines(
+        model.params, model.cfg, options.variants, n_ctx=n_ctx, prefill_chunk=options.prefill_chunk
+    )
+    n_programs = sum(len(engine.recipes()) for _, engine in engines)
+    say(f"Compiling {n_programs} programs, of {len(engines)} combinations of shapes")
     shared = {
         "model": file.path.stem,
         "backend": backend(),
-        "precision": engine.cfg.precision,
-        "n_ctx": engine.n_ctx,
+        "precision": model.cfg.precision,
         "kernels": kernels(options.kernels),
     }
-    return [{**shared, **row} for row in rows]
+
+    def written(labels: dict[str, Any], name: str, lowered: Lowered, compiled: Compiled) -> None:
+        if options.write is not None:
+            names = {"model": shared["model"], **labels}
+            bench_reports.write(options.write, names, name, lowered, compiled)
+
+    with _bar(n_programs * options.repeat) as bar:
+        rows = bench_sweep.measure(
+            engines, repeat=options.repeat, on_turn=bar.update, on_program=written
+        )
+    if options.plot is not None:
+        title = f"{shared['model']}, {shared['backend']}, kernels: {shared['kernels']}"
+        bench_plot.draw(rows, options.plot, title=title)
+        say(f"Plot: {options.plot}")
+    return [{**shared, **row} for row in rows], bench_sweep.columns(engines)
 
 
 def _draft_rows(file: GGUFFile, options: Options, n_ctx: int, threads: int) -> list[dict[str, Any]]:

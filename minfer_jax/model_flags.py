@@ -16,7 +16,12 @@ from minfer_jax.prompt_file import STANDARD_INPUT, read_text
 from minfer_jax.quant import kernels
 from minfer_jax.quant.cache import CACHE_TYPES
 from minfer_jax.sampling import SamplingParams
-from minfer_jax.sampling_flags import SAMPLING_FLAGS, is_seed_drawn, sampling_params
+from minfer_jax.sampling_flags import (
+    SAMPLING_FLAGS,
+    STEPS_HELP,
+    is_seed_drawn,
+    sampling_params,
+)
 from minfer_jax.usage import UsageError
 
 ANSWER_FLAGS = (
@@ -44,6 +49,29 @@ ANSWER_FLAGS = (
         kind=str,
         text=f"{', '.join(presets.names())}; or FILE.toml",
         main=True,
+    ),
+)
+DEVICE_FLAGS = (
+    Flag(
+        name="device",
+        kind=str,
+        text=f"{', '.join(DEVICES)} [auto: a GPU if there is one]",
+        default="auto",
+        choices=DEVICES,
+    ),
+    Flag(
+        name="kernels",
+        kind=str,
+        text=f"{', '.join(kernels.CHOICES)} [auto: the device's own]",
+        default="auto",
+        choices=kernels.CHOICES,
+    ),
+    Flag(
+        name="steps-per-dispatch",
+        kind=int,
+        text=f"tokens that one call draws, 1 to {BURST} [40 ms of them]",
+        least=1,
+        most=BURST,
     ),
 )
 LOAD_FLAGS = (
@@ -83,26 +111,7 @@ LOAD_FLAGS = (
         text=f"{', '.join(CACHE_TYPES)} [f16; at highest f32]",
         choices=tuple(CACHE_TYPES),
     ),
-    Flag(
-        name="device",
-        kind=str,
-        text=f"{', '.join(DEVICES)} [auto: a GPU if there is one]",
-        default="auto",
-        choices=DEVICES,
-    ),
-    Flag(
-        name="kernels",
-        kind=str,
-        text=f"{', '.join(kernels.CHOICES)} [auto: the device's own]",
-        default="auto",
-        choices=kernels.CHOICES,
-    ),
-    Flag(
-        name="steps-per-dispatch",
-        kind=int,
-        text=f"tokens that one call draws, 1 to {BURST} [40 ms of them]",
-        least=1,
-    ),
+    *DEVICE_FLAGS,
     Flag(
         name="meta",
         kind=bool,
@@ -120,6 +129,7 @@ class ModelOptions:
 
     Attributes:
         model: a model reference.
+        alone: whether the model is all that was given: it may be meant as a prompt.
         prompt: the words after it, or what a file holds; or None.
         system: a system message, or None.
         sampling: how to draw.
@@ -139,6 +149,7 @@ class ModelOptions:
     """
 
     model: str
+    alone: bool
     prompt: str | None
     system: str | None
     sampling: SamplingParams
@@ -180,10 +191,10 @@ def read(table: Sequence[Flag], argv: Sequence[str]) -> tuple[dict[str, Any], li
 
 
 def grouped_help(groups: Sequence[tuple[str, Sequence[Flag]]]) -> str:
-    """All flags under their titles, and the presets: what --help-all shows."""
+    """All flags under their titles, the sampler's steps and the presets, for --help-all."""
     parts = [f"{title}:\n{flag_table.help_rows(group)}" for title, group in groups]
     rows = [f"  {name}".ljust(22) + presets.load(name).about for name in presets.names()]
-    return "\n\n".join([*parts, "Presets, for --config:\n" + "\n".join(rows)])
+    return "\n\n".join([*parts, STEPS_HELP, "Presets, for --config:\n" + "\n".join(rows)])
 
 
 def help_of(text: str, rows: str) -> str:
@@ -208,15 +219,13 @@ def model_options(value: dict[str, Any], positional: Sequence[str]) -> ModelOpti
         UsageError: a value is out of its range, or the prompt file cannot be used.
     """
     model, prompt = _model_and_prompt(positional)
-    steps = value["steps-per-dispatch"]
-    if steps is not None and steps > BURST:
-        raise UsageError(f"--steps-per-dispatch is {steps}, expected 1 to {BURST}")
     if value["file"] is not None:
         if prompt is not None:
             raise UsageError("there are two prompts: give --file or words, not both")
         prompt = None if value["file"] == STANDARD_INPUT else read_text(value["file"])
     return ModelOptions(
         model=model,
+        alone=len(positional) == 1 and value["file"] is None,
         prompt=prompt,
         system=None if value["system"] is None else as_text(value["system"]),
         sampling=sampling_params(value),
@@ -230,7 +239,7 @@ def model_options(value: dict[str, Any], positional: Sequence[str]) -> ModelOpti
         threads=value["threads"],
         device=value["device"],
         kernels=value["kernels"],
-        steps_per_dispatch=steps,
+        steps_per_dispatch=value["steps-per-dispatch"],
         meta=value["meta"],
     )
 

@@ -56,7 +56,7 @@ def traced(folder: Path, data: bytes, *, precision: str, kernels: str = "xla") -
     file = tiny_models.save(folder, data)
     model = load_model(file, precision=precision, cache_type="f16", kernels=kernels)
     assert model[0].unrolled
-    return short_engine(model).traces()
+    return {name: recipe.trace for name, recipe in short_engine(model).recipes().items()}
 
 
 def lowered(trace: Callable[[], jax.stages.Traced], *platforms: str) -> list[str]:
