@@ -14,14 +14,15 @@ are what small operations cost.
 
 There are two forms of the same sum.
 
-- Float32 factors and up to 8 rows, which is decoding token by token: multiply and sum. A tensor
-  core would round (TF32), and a plain product wants 16 rows, most of them padding: 16 multiplications
-  for each cached value are more than the time that it takes to read it. Each slot of the block
-  (each lane) keeps a running softmax of its own over the steps, merged once at the end: so a step
-  has no barrier and no sum across warps but that over the columns of a key, which a few lanes of one
-  warp share. A thread loads 16 bytes of a row at a time, a warp whole rows of 128 bytes and more.
-  The size of a block follows from the registers: what is summed up takes 16 for each of up to 4
-  rows, or 8 for each of 8, of 128 threads.
+- Float32 factors and up to 8 rows, which is decoding token by token: multiply and sum. Tensor cores
+  would round (TF32), and a plain product wants 16 rows, most of them padding: 16 multiplications
+  for each cached value take longer than to read it. Each slot of the block (each lane) keeps a
+  running softmax of its own over the steps, and the lanes are merged once at the end: so a step has
+  no barrier and no sum across warps, only that over the columns of a key, which neighbours in one
+  warp share. A thread loads 16 bytes of a row at a time, a warp whole runs of 128 bytes and more;
+  keys, values and positions of a step do not wait for each other. The size of a block follows from
+  the registers: what is summed up takes 16 for each of up to 4 rows, or 8 for each of 8, of 128
+  threads.
 - Otherwise, that is for 16-bit factors or many rows: products, on tensor cores where the factors
   have 16 bits, of rows padded to 16, 32 or 64, with one running softmax a row.
 """
@@ -70,23 +71,24 @@ class Config:
     stages: int
 
 
-def default(t: int, n: int, k: Cache, v: Cache, dtype: str) -> Config:
-    """A rule of thumb, for T positions of N query heads, caches of all layers, and the factors."""
+def default(q: Float[Array, "B T N H"], k: Cache, v: Cache, dtype: str) -> Config:
+    """A rule of thumb, for queries, caches of all layers, and the type of the factors."""
     _, b, heads_kv, n_slots, h = k.shape
-    rows = t * n // heads_kv
+    rows = q.shape[1] * q.shape[2] // heads_kv
     width = tiles.padded(max(h, v.shape[4]), _LEAST)
     if _summed(rows, dtype):
         block = min(64, (2048 if rows <= 4 else 1024) // width)
-        block = min(block, tiles.padded(n_slots))
+        block, stages = min(block, tiles.padded(n_slots)), 1
     else:
-        values = 4096 if dtype == "float32" else 8192
+        values, stages = (4096, 1) if dtype == "float32" else (8192, 2)
         block = min(64, values // width, tiles.padded(n_slots, _LEAST))
     wanted = min(_MOST_SPLITS, -(-_PROGRAMS // (b * heads_kv)), pl.cdiv(n_slots, block))
-    return Config(block=block, splits=tiles.padded(wanted), warps=4, stages=2)
+    return Config(block=block, splits=tiles.padded(wanted), warps=4, stages=stages)
 
 
-def supports(t: int, n: int, k: Cache, v: Cache) -> str | None:
-    """None if the kernel takes T positions of N query heads and such caches; else why not."""
+def supports(q: Float[Array, "B T N H"], k: Cache, v: Cache) -> str | None:
+    """None if the kernel takes such queries and caches, [L, B, K, S, H]; else why it does not."""
+    t, n = q.shape[1:3]
     if t > MOST_POSITIONS:
         return f"{t} positions, more than {MOST_POSITIONS}"
     if (rows := t * n // k.shape[2]) > MOST_ROWS:
@@ -137,7 +139,7 @@ def attention(
     heads_kv, n_slots, h_v = *k.shape[2:4], v.shape[4]
     groups, dtype = n // heads_kv, scoring.dtype
     if config is None:
-        config = blocks.chosen(NAME, case(q, k, v, dtype), default(t, n, k, v, dtype))
+        config = blocks.chosen(NAME, case(q, k, v, dtype), default(q, k, v, dtype))
     summed = _summed(t * groups, dtype)
     rows = tiles.padded(t * groups, 1 if summed else _LEAST)
     least = 1 if summed else _LEAST
@@ -216,8 +218,7 @@ def _kernel(
     real = jnp.arange(at_ref.shape[0], dtype=jnp.int32) < rows
     at = plt.load(at_ref, mask=real, other=jnp.int32(-1))
     layer = layer_ref[()]
-    newest, oldest = tiles.span(at)
-    first, count = visible_blocks(newest, oldest, n_slots, block, scoring.window)
+    first, count = visible_blocks(at, n_slots, block, scoring.window)
     n_blocks = pl.cdiv(n_slots, block)
     turn = pl.program_id(0)
     columns, columns_v = (
@@ -282,10 +283,12 @@ def _by_lane(
     """One step of a row's running softmaxes, of which each slot of the block has one of its own."""
     top, total, acc = state  # C, C, C Hv
     scores = jnp.where(see, capped((k * q).sum(1), softcap), NEVER)
-    new_top = jnp.maximum(top, scores)
-    weights = jnp.where(see, jnp.exp(scores - new_top), 0.0)
-    shrink = jnp.exp(top - new_top)
-    return new_top, total * shrink + weights, acc * shrink[:, None] + weights[:, None] * v
+    # Of the weight and of what shrinks the sums so far, one is 1: a step has one exponential.
+    larger, smaller = scores > top, jnp.exp(-jnp.abs(scores - top))
+    weights = jnp.where(see, jnp.where(larger, 1.0, smaller), 0.0)
+    shrink = jnp.where(larger, smaller, 1.0)
+    total = total * shrink + weights
+    return jnp.maximum(top, scores), total, acc * shrink[:, None] + weights[:, None] * v
 
 
 def _lanes_merged(

@@ -52,8 +52,8 @@ class Config:
     stages: int
 
 
-def default(t: int, k: Cache, v: Cache, dtype: str) -> Config:
-    """A rule of thumb, for T positions, caches of all layers, and the type of the factors."""
+def default(q: Float[Array, "B T N H"], k: Cache, v: Cache, dtype: str) -> Config:
+    """A rule of thumb, for queries, caches of all layers, and the type of the factors."""
     width = tiles.padded(max(k.shape[-1], v.shape[-1]), _LEAST)
     if dtype == "float32":
         tile, block, warps, stages = 32, 32 if width <= 128 else 16, 4, 1
@@ -63,13 +63,14 @@ def default(t: int, k: Cache, v: Cache, dtype: str) -> Config:
         tile, block, warps, stages = 128, 64, 8, 2
     else:
         tile, block, warps, stages = 64, 32, 8, 2
-    tile = min(tile, tiles.padded(t, _LEAST))
+    tile = min(tile, tiles.padded(q.shape[1], _LEAST))
     block = min(block, tiles.padded(k.shape[3], _LEAST))
     return Config(tile=tile, block=block, warps=min(warps, tile // _LEAST * 2), stages=stages)
 
 
-def supports(k: Cache, v: Cache) -> str | None:
-    """None if the kernel takes such caches, [L, B, K, S, H]; else why it does not."""
+def supports(q: Float[Array, "B T N H"], k: Cache, v: Cache) -> str | None:
+    """None if the kernel takes such queries and caches, [L, B, K, S, H]; else why it does not."""
+    del q  # of any number
     return tiles.refused(k, v)
 
 
@@ -116,7 +117,7 @@ def attention(
     groups = n // k.shape[2]
     dtype = scoring.dtype
     if config is None:
-        config = blocks.chosen(NAME, case(q, k, v, dtype), default(t, k, v, dtype))
+        config = blocks.chosen(NAME, case(q, k, v, dtype), default(q, k, v, dtype))
     size, block = config.tile, config.block
     n_tiles = pl.cdiv(t, size)
     least = functools.partial(tiles.padded, least=_LEAST)
@@ -189,8 +190,7 @@ def _kernel(
     q = plt.load(q_ref, mask=inside, other=jnp.float32(0))
     q = (q * jnp.float32(scoring.scale)).astype(scoring.dtype)
     layer = layer_ref[()]
-    newest, oldest = tiles.span(at)
-    first, count = visible_blocks(newest, oldest, n_slots, block, scoring.window)
+    first, count = visible_blocks(at, n_slots, block, scoring.window)
     n_blocks = pl.cdiv(n_slots, block)
 
     def step(i: Array, state: tiles.State) -> tiles.State:

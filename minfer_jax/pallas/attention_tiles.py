@@ -110,12 +110,6 @@ def held_by(held: Any, start: Array, block: int, n_slots: int) -> Int[Array, " C
     return plt.load(held.at[pl.ds(start, block)], mask=inside, other=jnp.int32(-1))
 
 
-def span(at: Int[Array, " M"]) -> tuple[Array, Array]:
-    """The newest and the oldest position of rows, padding (-1) left out."""
-    newest = at.max()
-    return newest, jnp.where(at < 0, newest, at).min()
-
-
 def unseen(rows: int, width: int) -> State:
     """The running softmax of rows that have seen nothing."""
     return (

@@ -44,21 +44,20 @@ def capped(scores: Float[Array, "..."], softcap: float) -> Float[Array, "..."]:
 
 
 def visible_blocks(
-    newest: Int[Array, ""], oldest: Int[Array, ""], n_slots: int, block: int, window: int
+    positions: Int[Array, "..."], n_slots: int, block: int, window: int
 ) -> tuple[Array, Array]:
     """The blocks of slots where queries can see anything, as (first, how many).
 
-    Position p lies in slot p % S: so what the queries see, oldest - window + 1 to newest, is a run
-    of slots that may go round the end of a ring, and so do the blocks. S = 8, blocks of 2, window
-    3, queries at 8 and 9:
+    Position p lies in slot p % S: so what queries from the oldest to the newest see, those
+    positions and the window before them, is a run of slots that may go round the end of a ring; and
+    so do the blocks. S = 8, blocks of 2, window 3, queries at 8 and 9:
 
         slot       0  1 | 2  3 | 4  5 | 6  7
         position   8  9 | 2  3 | 4  5 | 6  7       first 3, 2 of them: blocks 3 and 0
         seen       x  x                 x  x
 
     Args:
-        newest: the largest position of a query, -1 where all are padding.
-        oldest: the smallest that is not padding.
+        positions: of the queries, -1 for padding.
         n_slots: S.
         block: slots of a block; the last one may be shorter.
         window: as of `seen`.
@@ -68,6 +67,8 @@ def visible_blocks(
     """
     # Constants have a type of their own: Triton's lowering takes that of a bare one from elsewhere.
     zero, n_blocks = jnp.int32(0), jnp.int32(-(-n_slots // block))
+    newest = positions.max()
+    oldest = jnp.where(positions < 0, newest, positions).min()
     lowest = jnp.maximum(oldest - (window - 1), zero) if window else zero
     everything = newest - lowest >= n_slots - 1
     start, end = (lax.rem(p, jnp.int32(n_slots)) for p in (lowest, newest))
