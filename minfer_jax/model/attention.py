@@ -47,7 +47,8 @@ def attend(
 
     In plain XLA it works through blocks of slots with a running softmax (Milakov & Gimelshein
     2018), over those that any query can see (position p lies in slot p % S, as in `kv_state`):
-    neither time nor memory grows with empty slots, and no shape depends on how many are filled. The kernels do the same.
+    neither time nor memory grows with empty slots, and no shape depends on how many are filled. The
+    kernels do the same.
 
     Args:
         q: queries, float32.
