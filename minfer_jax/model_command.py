@@ -63,6 +63,9 @@ def loaded(
             precision=options.precision,
             cache_type=options.cache_type,
             prefill_chunk=options.prefill_chunk,
+            lora=options.lora,
+            control_vectors=options.control_vectors,
+            control_layers=options.control_layers,
             tokenizer=tokenizer,
             on_bytes=bar,
         )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minfer_jax import flag_table, presets, sources
+from minfer_jax.adapter_flags import ADAPTER_FLAGS, control_layers, scales
 from minfer_jax.context import CHUNK, MAX_TOKENS, N_CTX
 from minfer_jax.flag_table import Flag
 from minfer_jax.model.precision import PRECISIONS
@@ -87,6 +88,7 @@ LOAD_FLAGS = (
         default=False,
         main=True,
     ),
+    *ADAPTER_FLAGS,
 )
 MODEL_FLAGS = (*ANSWER_FLAGS, *SAMPLING_FLAGS, *LOAD_FLAGS)
 
@@ -110,6 +112,8 @@ class ModelOptions:
         prefill_chunk: prompt tokens that are run at once.
         threads: CPU threads, or None for all.
         meta: show metadata and memory.
+        lora, control_vectors: the scale of each, by file.
+        control_layers: the first and the last layer that control vectors count in, or None.
     """
 
     model: str
@@ -125,6 +129,9 @@ class ModelOptions:
     prefill_chunk: int
     threads: int | None
     meta: bool
+    lora: dict[str, float]
+    control_vectors: dict[str, float]
+    control_layers: tuple[int, int] | None
 
 
 def read(table: Sequence[Flag], argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
@@ -197,6 +204,9 @@ def model_options(value: dict[str, Any], positional: Sequence[str]) -> ModelOpti
         prefill_chunk=value["prefill-chunk"],
         threads=value["threads"],
         meta=value["meta"],
+        lora=scales("lora", value["lora"]),
+        control_vectors=scales("control-vector", value["control-vector"]),
+        control_layers=control_layers(value["control-vector-layer-range"]),
     )
 
 
