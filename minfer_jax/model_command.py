@@ -70,6 +70,9 @@ def loaded(
             on_bytes=bar,
         )
     say(f"Loaded: {model.cfg.n_layer} layers")
+    for kind, files in (("LoRA", options.lora), ("Control vector", options.control_vectors)):
+        for name, scale in files.items():
+            say(f"{kind}: {name} x {scale:g}")
     say("Model loaded.")
     if options.meta:
         say(metadata_report.memory(model.engine))

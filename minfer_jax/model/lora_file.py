@@ -74,6 +74,8 @@ def read_lora(file: GGUFFile, base: GGUFFile) -> Adapter:
     pairs = {}
     for name in names:
         a, b = (t.vector(name + end) for end in ENDS)
+        for end in ENDS:
+            file.release(name + end)
         if not (np.isfinite(a).all() and np.isfinite(b).all()):
             raise ModelError(f"{file.path}: {name} has a pair with values that are not finite")
         pairs[name] = Pair(a=jnp.asarray(a), b=jnp.asarray(b))

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-import jax
+import jax.numpy as jnp
 import numpy as np
 
 from minfer_jax.gguf import GGUFFile
@@ -16,12 +16,13 @@ def random_adapter(
     shapes: Mapping[str, lora.Shape], rank: int = 3, *, seed: int = 0, alpha: float = 4.0
 ) -> Adapter:
     """An adapter that changes much."""
-    adapter = lora.fresh(shapes, rank, jax.random.key(seed), alpha=alpha)
-    keys = jax.random.split(jax.random.key(seed + 1), len(adapter.pairs))
-    pairs = {
-        name: Pair(a=pair.a, b=0.5 * jax.random.normal(key, pair.b.shape))
-        for key, (name, pair) in zip(keys, adapter.pairs.items(), strict=True)
-    }
+    rng = np.random.default_rng(seed)
+    pairs = {}
+    for name, (n, k) in shapes.items():
+        a, out = ((n, rank), k) if name == lora.EMBEDDING else ((rank, k), n)
+        halves = rng.uniform(-1, 1, a) / np.sqrt(k), rng.normal(0, 0.5, (out, rank))
+        a, b = (jnp.asarray(half, jnp.float32) for half in halves)
+        pairs[name] = Pair(a=a, b=b)
     return Adapter(pairs=pairs, alpha=alpha)
 
 
