@@ -24,9 +24,10 @@ Scales = Mapping[str, float] | Mapping[Path, float] | Mapping[str | Path, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Scaled:
-    """A file, and how much it counts."""
+    """A file, its sha256, and how much it counts."""
 
     file: GGUFFile
+    digest: str
     scale: float
 
 
@@ -64,10 +65,11 @@ def opened(
 
     def files(scales: Scales) -> dict[str, Scaled]:
         _check(scales)
-        return {
-            str(name): Scaled(file=open_gguf(sources.resolve(name)), scale=float(scale))
-            for name, scale in scales.items()
-        }
+        found = {}
+        for name, scale in scales.items():
+            file = open_gguf(sources.resolve(name))
+            found[str(name)] = Scaled(file=file, digest=file.sha256(), scale=float(scale))
+        return found
 
     return Adapters(
         lora=files(lora), control_vectors=files(control_vectors), control_layers=control_layers
@@ -146,9 +148,9 @@ def rescaled(added: Adapters, lora: Scales, control_vectors: Scales) -> Adapters
 def identity(added: Adapters) -> str:
     """What tells weights with these from those of the model alone, which have an empty one."""
     layers = "" if added.control_layers is None else " layers {}-{}".format(*added.control_layers)
-    parts = [f" + lora {a.file.sha256()} x {a.scale!r}" for a in added.lora.values()]
+    parts = [f" + lora {a.digest} x {a.scale!r}" for a in added.lora.values()]
     parts += [
-        f" + control vector {a.file.sha256()} x {a.scale!r}{layers}"
+        f" + control vector {a.digest} x {a.scale!r}{layers}"
         for a in added.control_vectors.values()
     ]
     return "".join(parts)

@@ -7,6 +7,8 @@ import pytest
 
 from minfer_jax import generate
 from minfer_jax.adapter_flags import control_layers, scales
+from minfer_jax.chat_session import SessionFile
+from minfer_jax.conversation import Conversation
 from minfer_jax.gguf import open_gguf
 from minfer_jax.language_model import LanguageModel, load
 from minfer_jax.model.lora_file import map_shapes, write_lora
@@ -136,6 +138,16 @@ def test_a_state_is_bound_to_adapters_and_scales(folder, model, plain, tmp_path)
     plain.save_state(tmp_path / "state")
     with pytest.raises(StateError, match=r"but this is .* \+ control vector [0-9a-f]{64} x 2.0$"):
         model.load_state(tmp_path / "state")
+
+
+def test_the_state_of_a_conversation_is_bound_to_them_too(model, plain, tmp_path):
+    chat = Conversation(model, max_tokens=4, temperature=0.0)
+    list(chat.say("hi"))
+    kept = SessionFile(tmp_path / "talk.json")
+    kept.save_state(chat)
+    assert "tokens are as" in kept.restore_state(Conversation(model, messages=chat.messages))
+    said = kept.restore_state(Conversation(plain, messages=chat.messages))
+    assert "the messages will be run again: " in said and "saved with model" in said
 
 
 def test_what_is_refused_at_load(folder):

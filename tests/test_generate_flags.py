@@ -25,6 +25,9 @@ COMMON = ModelOptions(
     prefill_chunk=512,
     threads=None,
     meta=False,
+    lora={},
+    control_vectors={},
+    control_layers=None,
 )
 DEFAULTS = Options(
     common=COMMON,

@@ -33,6 +33,10 @@ def with_biases(biases: np.ndarray) -> bytes:
     return tiny_model("llama", **MODEL, tensors=tensors)
 
 
+def compiled() -> int:
+    return run._cache_size()  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def logits(cfg: ModelConfig, params: Params) -> np.ndarray:
     positions = jnp.arange(4, dtype=jnp.int32)[None]
     state = kv.init(cfg, 8, chunk=8)
@@ -48,16 +52,16 @@ def test_they_add_up_within_their_layers(model, tmp_path: Path):
     cfg, params = model
     rng = np.random.default_rng(1)
     vectors = [jnp.asarray(rng.normal(size=(N_LAYER, WIDTH)), jnp.float32) for _ in range(2)]
-    n = run._cache_size()
+    n = compiled()
     for scales, layers in (([1.0, 0.5], None), ([-2.0, 1.0], (1, 2)), ([0.7, 0.0], (3, 3))):
         steered = with_control_vectors(params, vectors, scales, layers)
         first, last = layers or (0, N_LAYER - 1)
-        total = sum(s * np.asarray(v) for s, v in zip(scales, vectors, strict=True))
+        total = np.einsum("v,vld->ld", np.asarray(scales, np.float32), np.stack(vectors))
         added = np.zeros((N_LAYER, WIDTH), np.float32)
         added[first : last + 1] = total[first : last + 1]
         expected = logits(*load(tmp_path, with_biases(BIASES + added)))
         np.testing.assert_allclose(logits(cfg, steered), expected, atol=1e-4, rtol=1e-4)
-    assert run._cache_size() == n + 2, "scales and ranges are data"
+    assert compiled() == n + 2, "scales and ranges are data"
     again = with_control_scales(with_control_vectors(params, vectors), [0.7, 0.0])
     kept = with_control_vectors(params, vectors, [0.7, 0.0])
     for one, other in zip(jax.tree.leaves(again), jax.tree.leaves(kept), strict=True):
