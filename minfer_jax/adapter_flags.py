@@ -8,16 +8,16 @@ from minfer_jax.flag_table import Flag
 from minfer_jax.usage import UsageError
 
 ADAPTER_FLAGS = (
-    Flag(name="lora", kind=list, text="FILE or FILE:SCALE, a LoRA adapter; may be repeated"),
+    Flag(name="lora", kind=list, text="FILE or FILE:SCALE; may be repeated"),
     Flag(
         name="control-vector",
         kind=list,
-        text="FILE or FILE:SCALE, a control vector; may be repeated",
+        text="FILE or FILE:SCALE; may be repeated",
     ),
     Flag(
         name="control-vector-layer-range",
         kind=str,
-        text="A-B, the layers that control vectors count in; the first is 0",
+        text="A-B, where those count; the first layer is 0",
     ),
 )
 

@@ -93,9 +93,8 @@ LOAD_FLAGS = (
         default=False,
         main=True,
     ),
-    *ADAPTER_FLAGS,
 )
-MODEL_FLAGS = (*ANSWER_FLAGS, *SAMPLING_FLAGS, *LOAD_FLAGS)
+MODEL_FLAGS = (*ANSWER_FLAGS, *SAMPLING_FLAGS, *LOAD_FLAGS, *ADAPTER_FLAGS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,6 @@ from minfer_jax import generate
 from minfer_jax.adapter_flags import control_layers, scales
 from minfer_jax.chat_session import SessionFile
 from minfer_jax.conversation import Conversation
-from minfer_jax.gguf import open_gguf
 from minfer_jax.language_model import LanguageModel, load
 from minfer_jax.model.lora_file import map_shapes, write_lora
 from minfer_jax.state_file import StateError
@@ -126,17 +125,15 @@ def test_a_state_is_bound_to_adapters_and_scales(folder, model, plain, tmp_path)
     same.load_state(tmp_path / "state")
     assert list(same.continue_tokens(7)) == expected[5:]
     assert same.stats.n_reused > 0
-    digest = open_gguf(folder / "model.gguf").sha256()
-    with pytest.raises(
-        StateError, match=rf"saved with model {digest} \+ lora .*but this is {digest}$"
-    ):
+    why = "saved with the same model file, but not with the adapters and scales of now"
+    with pytest.raises(StateError, match=why):
         plain.load_state(tmp_path / "state")
     same.set_scales({folder / "two.gguf": -0.25})
-    with pytest.raises(StateError, match=r"x -0.5 .*but this is .* x -0.25 "):
+    with pytest.raises(StateError, match=why):
         same.load_state(tmp_path / "state")
     greedy(plain)
     plain.save_state(tmp_path / "state")
-    with pytest.raises(StateError, match=r"but this is .* \+ control vector [0-9a-f]{64} x 2.0$"):
+    with pytest.raises(StateError, match=why):
         model.load_state(tmp_path / "state")
 
 
@@ -147,7 +144,7 @@ def test_the_state_of_a_conversation_is_bound_to_them_too(model, plain, tmp_path
     kept.save_state(chat)
     assert "tokens are as" in kept.restore_state(Conversation(model, messages=chat.messages))
     said = kept.restore_state(Conversation(plain, messages=chat.messages))
-    assert "the messages will be run again: " in said and "saved with model" in said
+    assert "the messages will be run again: " in said and "adapters and scales" in said
 
 
 def test_what_is_refused_at_load(folder):
