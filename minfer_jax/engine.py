@@ -14,13 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import jax
 import numpy as np
 from jaxtyping import Float
 
 from minfer_jax import state_file
 from minfer_jax.batch import checked_rows, draw_rows
-from minfer_jax.burst import burst
+from minfer_jax.burst import BURST, burst
 from minfer_jax.context import (
     CHUNK,
     MAX_TOKENS,
@@ -34,7 +33,7 @@ from minfer_jax.context import (
 from minfer_jax.logit_rows import logit_rows
 from minfer_jax.model.config import MAX_POSITIONS, ModelConfig
 from minfer_jax.model.params import Params
-from minfer_jax.programs import Compile, all_logits, prefill, program_name
+from minfer_jax.programs import Compile, Recipe, all_logits, prefill, program_name
 from minfer_jax.prompt_lookup import drafter_of
 from minfer_jax.run_options import Drawn, TokenConstraint, Watch, checked_options
 from minfer_jax.run_stats import RunStats
@@ -362,18 +361,17 @@ class Engine:
         """Seconds spent compiling so far."""
         return self._runner.programs.seconds
 
-    def traces(self) -> dict[str, Callable[[], jax.stages.Traced]]:
-        """The programs of one text without guesses, by name: what traces each anew."""
+    def recipes(self) -> dict[str, Recipe]:
+        """The programs of one text without guesses, by name: what makes each anew."""
         watch = Watch(n_top=0, tell=lambda drawn: None)
         runs = [self._new([0], SamplingParams(), None, who) for who in (None, watch)]
         forms = [self._runner.form(run) for run in runs]
         programs = [(prefill, n, ()) for n in self._runner.buckets]
-        programs += [(form.function, 1, (form.sampler, form.args, burst(1))) for form in forms]
+        programs += [(form.function, 1, (form.sampler, form.args, burst(BURST))) for form in forms]
         programs += [(all_logits, self._runner.buckets[-1], ())]
+        recipe = self._runner.programs.recipe
         return {
-            program_name(function, n): partial(
-                self._runner.programs.trace, function, self.params, n, *others
-            )
+            program_name(function, n): recipe(function, self.params, n, *others)
             for function, n, others in programs
         }
 
