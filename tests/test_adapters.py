@@ -142,7 +142,9 @@ def test_the_state_of_a_conversation_is_bound_to_them_too(model, plain, tmp_path
     list(chat.say("hi"))
     kept = SessionFile(tmp_path / "talk.json")
     kept.save_state(chat)
-    assert "tokens need not be run again" in kept.restore_state(Conversation(model, messages=chat.messages))
+    assert "tokens need not be run again" in kept.restore_state(
+        Conversation(model, messages=chat.messages)
+    )
     said = kept.restore_state(Conversation(plain, messages=chat.messages))
     assert "the messages will be run again: " in said and "adapters and scales" in said
 
