@@ -310,7 +310,8 @@ class Engine:
             EngineError: nothing was run yet.
         """
         session = self._held()
-        return Snapshot(session=session.copy(), rows=self._runner.kv.rows(session.n_rows))
+        n = session.n_rows if self.params is self._runner.params else 0  # of other weights
+        return Snapshot(session=session.copy(), rows=self._runner.kv.rows(n))
 
     def restore(self, snapshot: Snapshot) -> None:
         """Put a state back, of an engine with the same weights; then `continue_tokens` goes on.

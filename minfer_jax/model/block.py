@@ -10,7 +10,7 @@ from minfer_jax.model import kv_state as kv
 from minfer_jax.model import rope
 from minfer_jax.model.attention import Scoring, attend
 from minfer_jax.model.config import LayerSpec, ModelConfig
-from minfer_jax.model.layers import linear, side_by_side
+from minfer_jax.model.layers import linear, side_by_side, steered
 from minfer_jax.model.mlp import mlp
 from minfer_jax.model.params import LayerParams
 from minfer_jax.quant import kernels
@@ -192,7 +192,8 @@ def _finish(
         source, norm = x, p.attn_norm
     else:
         source, norm = y, p.ffn_norm
-    return mlp(source, positions, norm, p.mlp, cfg, post=p.post_ffn_norm, plus=y)
+    y = mlp(source, positions, norm, p.mlp, cfg, post=p.post_ffn_norm, plus=y)
+    return steered(y, p.steering)
 
 
 def _window(place: Place, cfg: ModelConfig) -> int:
