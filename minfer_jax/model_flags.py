@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from minfer_jax import flag_table, presets, sources
-from minfer_jax.burst import BURST
 from minfer_jax.adapter_flags import ADAPTER_FLAGS, control_layers, scales
+from minfer_jax.burst import BURST
 from minfer_jax.context import CHUNK, MAX_TOKENS, N_CTX
 from minfer_jax.device import DEVICES
 from minfer_jax.flag_table import Flag
