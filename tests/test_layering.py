@@ -103,7 +103,7 @@ LAYERS = (
     "session speculation",
     "decode_form prompt_lookup",
     "runner",
-    "batch logit_rows",
+    "batch logit_rows tracing",
     "engine",
     "draft_model",
     "text_options",

@@ -138,7 +138,7 @@ def _arrays(values: Sequence[Value], patches: Sequence, n_layer: int) -> Arrays:
 
 def _stacked(values: Sequence[Value], arrays: Sequence, dtype: str) -> Array:
     """Arrays with an axis for each of the value's, as far as that is needed of equal sizes."""
-    shapes = [_fitting(value, np.shape(array)) for value, array in zip(values, arrays, strict=True)]
+    shapes = [fitting(value, np.shape(array)) for value, array in zip(values, arrays, strict=True)]
     common = np.broadcast_shapes(*shapes)
     filled = [
         jnp.broadcast_to(jnp.asarray(array, dtype).reshape(shape), common)
@@ -147,8 +147,12 @@ def _stacked(values: Sequence[Value], arrays: Sequence, dtype: str) -> Array:
     return jnp.stack(filled)
 
 
-def _fitting(value: Value, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape with leading axes of 1, if it can be broadcast to the value's."""
+def fitting(value: Value, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape with leading axes of 1, if it can be broadcast to the value's.
+
+    Raises:
+        ValueError: it cannot.
+    """
     full = (1,) * (len(value.shape) - len(shape)) + shape
     if len(full) > len(value.shape) or any(
         n not in (1, size) for n, size in zip(full, value.shape, strict=True)
