@@ -243,9 +243,7 @@ def _layers(
     if not order:
         return carry
     if cfg.unrolled:
-        for number, ((group, index), in_kind) in enumerate(
-            zip(order, _in_kind(cfg), strict=False)
-        ):
+        for number, ((group, index), in_kind) in enumerate(zip(order, _in_kind(cfg), strict=False)):
             p = pick(params.groups[group], index)
             carry = run(carry, specs[group], p, in_kind, number)
         return carry
