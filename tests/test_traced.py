@@ -337,7 +337,10 @@ def test_a_soft_prompt_stands_for_its_rows():
         ({"patches": {"blk.1.up": np.zeros((1, 1, 9, 96))}}, r"expected \[1, 9, 96\]"),
         ({"patches": {"blk.1.up": "x"}}, "a patch is str, expected an array, a function"),
         ({"patches": {"blk.1.up": lambda x: x[:, 0]}}, "expected it to keep shape and dtype"),
-        ({"names": "*", "max_bytes": 10_000}, "values of 0 MB.*the most is .*: ask for fewer"),
+        (
+            {"names": "*", "max_bytes": 10_000},
+            r"48 values of .* but at most 0.01 MB .*: ask for fewer",
+        ),
         ({"embeddings": np.zeros((1, T + 1, 64))}, r"\[1, 10, 64\], expected \[B=1, up to T=9"),
         ({"embeddings": np.zeros((T, 64))}, r"\[9, 64\], expected \[B=1"),
     ],
