@@ -33,7 +33,7 @@ from minfer_jax.context import (
 from minfer_jax.logit_rows import logit_rows
 from minfer_jax.model.config import MAX_POSITIONS, ModelConfig
 from minfer_jax.model.params import Params
-from minfer_jax.model.patches import Patch, resolved
+from minfer_jax.model.patches import Patch
 from minfer_jax.programs import Compile, Recipe, all_logits, prefill, program_name
 from minfer_jax.prompt_lookup import drafter_of
 from minfer_jax.run_options import Drawn, TokenConstraint, Watch, checked_options
@@ -292,47 +292,28 @@ class Engine:
         return logit_rows(self._runner, ids, chunk)
 
     def trace(self, token_ids: Sequence[int], names: str | Iterable[str]) -> Trace:
-        """A text's intermediate values; what the engine holds is left alone.
+        """A text's intermediate values, and its logits; what the engine holds is left alone.
 
         Args:
             token_ids: at most n_ctx.
             names: what to keep, such as "blk.*.attn_out": one pattern or several, as of fnmatch.
                 The names, and what each value is, are in `model.names`.
 
-        Returns:
-            Values by full name, and the logits.
-
         Raises:
-            EngineError: as for `logits`; a pattern matches nothing; the values are too large, see
-                the message.
+            EngineError: as for `logits`; a pattern matches nothing; the values are too large.
         """
         return self.patch({}).trace(token_ids, names)
 
     def patch(self, patches: Mapping[str, Patch]) -> Patched:
-        """This model with some of its values replaced, or edited, as they are computed.
+        """This model with some of its values replaced, or edited: see `tracing.Patched`.
 
         Args:
-            patches: by patterns, as for `trace`: an array, of the value's shape as `Trace` has it,
-                or broadcastable; a `Replace` or `Add` of `model.patches`, which may leave some of
-                it alone; or a function of the value, [1, T and padding, ...]. Other arrays of the
-                same shapes, and other layers of the same number, compile nothing; another function
-                does.
-
-        Returns:
-            What has `logits` and `trace` of a text.
+            patches: by patterns, as for `trace`: arrays, functions, `Replace` or `Add`.
 
         Raises:
             EngineError: a pattern matches nothing, or two match one name.
         """
-        try:
-            resolved(patches, self._tracer.names(self.params))
-        except ValueError as e:
-            raise EngineError(str(e)) from None
-
-        def run(ids: Sequence[int], names: str | Iterable[str], given: Mapping) -> Trace:
-            return self._tracer.run(self.params, self._checked(ids), names, given)
-
-        return Patched(patches=dict(patches), run=run)
+        return self._tracer.patched(self.params, patches, self._checked)
 
     @property
     def stats(self) -> RunStats:
