@@ -11,7 +11,7 @@ from minfer_jax.bench_table import FORMATS
 from minfer_jax.context import CHUNK, N_CTX
 from minfer_jax.flag_table import Flag, help_rows, read
 from minfer_jax.model.precision import PRECISIONS
-from minfer_jax.model_flags import DEVICE_FLAGS, help_of, steps_per_dispatch
+from minfer_jax.model_flags import DEVICE_FLAGS, help_of
 from minfer_jax.nearest import did_you_mean
 from minfer_jax.quant.cache import CACHE_TYPES
 from minfer_jax.sources import DEFAULT_MODEL
@@ -180,11 +180,11 @@ class Options:
     peer_python: str | None
     llama_bench: str | None
     compiling: bool
-    plot: Path | None = None
-    write: Path | None = None
     device: str = "auto"
     kernels: str = "auto"
     steps_per_dispatch: int | None = None
+    plot: Path | None = None
+    write: Path | None = None
     draft_ngram: bool = False
     draft: str | None = None
     draft_max: int | None = None
@@ -253,13 +253,13 @@ def parse(argv: Sequence[str]) -> Options:
         threads=value["threads"],
         precision=value["precision"],
         prefill_chunk=value["prefill-chunk"],
+        device=value["device"],
+        kernels=value["kernels"],
+        steps_per_dispatch=value["steps-per-dispatch"],
         peers=peers,
         peer_python=value["vs-python"],
         llama_bench=value["llama-bench"],
         compiling=compiling,
-        device=value["device"],
-        kernels=value["kernels"],
-        steps_per_dispatch=steps_per_dispatch(value),
         plot=None if value["plot"] is None else Path(value["plot"]),
         write=None if value["write"] is None else Path(value["write"]),
         draft_ngram=value["draft-ngram"],

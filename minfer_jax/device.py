@@ -100,7 +100,7 @@ def _use(name: str, wanted: _Accelerator) -> None:
         return
     jax.config.update("jax_platforms", before)
     has = f"jax {jax.__version__} finds no {wanted.called}" + (found and f", only {found}")
-    installed = [package for name in wanted.plugins for package in _installed(name)]
+    installed = [found for plugin in wanted.plugins for found in _installed(plugin)]
     if installed:
         raise DeviceError(
             f"--device {name}: {has}, though {installed[0]} is installed"

@@ -71,6 +71,7 @@ DEVICE_FLAGS = (
         kind=int,
         text=f"tokens that one call draws, 1 to {BURST} [40 ms of them]",
         least=1,
+        most=BURST,
     ),
 )
 LOAD_FLAGS = (
@@ -238,17 +239,9 @@ def model_options(value: dict[str, Any], positional: Sequence[str]) -> ModelOpti
         threads=value["threads"],
         device=value["device"],
         kernels=value["kernels"],
-        steps_per_dispatch=steps_per_dispatch(value),
+        steps_per_dispatch=value["steps-per-dispatch"],
         meta=value["meta"],
     )
-
-
-def steps_per_dispatch(value: dict[str, Any]) -> int | None:
-    """What that flag comes to. UsageError where it is more than one call can draw."""
-    steps = value["steps-per-dispatch"]
-    if steps is not None and steps > BURST:
-        raise UsageError(f"--steps-per-dispatch is {steps}, expected 1 to {BURST}")
-    return steps
 
 
 def _model_and_prompt(positional: Sequence[str]) -> tuple[str, str | None]:

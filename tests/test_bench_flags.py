@@ -136,7 +136,7 @@ def test_compiling_is_repeated_only_when_told():
         ("--cache-type f8", "--cache-type is 'f8', expected one of"),
         ("--prefill-chunk 0", "--prefill-chunk is 0"),
         ("--device cuda", "--device is 'cuda', expected one of auto, cpu, gpu, metal"),
-        ("--kernels triton", "--kernels is 'triton', expected one of"),
+        ("--kernels triton", "--kernels is 'triton', expected one of auto, xla, pallas"),
         ("--steps-per-dispatch 17", "--steps-per-dispatch is 17, expected 1 to 16"),
         ("--precision low", "--precision is 'low', expected one of"),
         ("a.gguf b.gguf", "2 models, expected one: 'b.gguf' is left"),

@@ -194,7 +194,7 @@ def test_a_lone_file_name_with_a_space_is_a_model(tmp_path):
         ("--cache-type f64", "expected one of f32, f16, bf16, q8_0"),
         ("--device cuda", "expected one of auto, cpu, gpu, metal"),
         ("--kernels triton", "expected one of auto, xla, pallas"),
-        ("--steps-per-dispatch 0", "--steps-per-dispatch is 0, expected 1 or more"),
+        ("--steps-per-dispatch 0", "--steps-per-dispatch is 0, expected 1 to 16"),
         ("--steps-per-dispatch 17", "--steps-per-dispatch is 17, expected 1 to 16"),
         ("--precision low", "expected one of highest, default"),
         ("--greedy=maybe", "--greedy is 'maybe', expected true or false"),
