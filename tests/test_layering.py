@@ -61,6 +61,7 @@ LAYERS = (
     "quant.xla quant.native.calls quant.kernels",
     "pallas.blocks pallas.scoring",
     "pallas.attention_tiles",
+    "pallas.attention_merge",
     "pallas.*",
     "pallas",
     "quant.matmul",
