@@ -63,6 +63,7 @@ LAYERS = (
     "quant.xla quant.native.calls quant.kernels",
     "pallas.blocks pallas.scoring",
     "pallas.attention_tiles",
+    "pallas.attention_merge",
     "pallas.*",
     "pallas",
     "quant.matmul",
