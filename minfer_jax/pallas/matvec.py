@@ -121,7 +121,7 @@ def matvec(
     if w.low is not None:  # weight = ... + low, so the sums of x over groups belong to it
         sums = x.reshape(m, unpack.groups(w.fmt), -1, x.shape[-1]).sum(2)
     parts = pl.pallas_call(
-        functools.partial(_kernel, config=config, steps=steps, tiles=tiles),
+        functools.partial(_kernel, config=config, steps=steps, tiles=tiles, interpret=interpret),
         out_shape=jax.ShapeDtypeStruct((config.split, m, tiles, TILE), jnp.float32),
         grid=(-(-tiles // config.tiles), config.split),
         compiler_params=plt.CompilerParams(num_warps=config.warps, num_stages=1),
@@ -133,7 +133,16 @@ def matvec(
 
 
 def _kernel(
-    x: Any, sums: Any, table: Any, w: QTensor, out: Any, *, config: Config, steps: int, tiles: int
+    x: Any,
+    sums: Any,
+    table: Any,
+    w: QTensor,
+    out: Any,
+    *,
+    config: Config,
+    steps: int,
+    tiles: int,
+    interpret: bool,
 ) -> None:
     """Of x [M, fields, rows], sums [M, groups, rows] and the planes; out [split, M, J, 16]."""
     m, each = x.shape[:2]
@@ -142,6 +151,7 @@ def _kernel(
     tile0 = pl.program_id(0) * config.tiles
     if tiles % config.tiles:  # the last programs may share tiles: they write the same
         tile0 = jnp.minimum(tile0, tiles - config.tiles)
+    fma = _fma_interpreted if interpret else _fma
     tile, unit, lane = (lax.broadcasted_iota(jnp.int32, shape, axis) for axis in range(3))
 
     def step(t: Array, total: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -155,7 +165,8 @@ def _kernel(
             partial = [jnp.zeros(shape, jnp.float32)] * m
             for field, q in enumerate(group.integers, first):
                 for i in range(m):
-                    partial[i] = partial[i] + q * _along_units(x[i, field, here])
+                    own = jnp.broadcast_to(_along_units(x[i, field, here]), shape)
+                    partial[i] = fma(q, own, partial[i])
             first += each // unpack.groups(w.fmt)
             for i in range(m):
                 value = partial[i] if group.scale is None else partial[i] * group.scale
@@ -167,6 +178,22 @@ def _kernel(
     total = lax.fori_loop(0, steps, step, (jnp.zeros(shape, jnp.float32),) * m)
     for i in range(m):
         out[part, i, pl.ds(tile0, config.tiles), :] = jnp.sum(total[i], axis=1)
+
+
+def _fma(a: Array, b: Array, c: Array) -> Array:
+    """a b + c in one instruction: XLA's compiler for Triton takes two, and there is no primitive."""
+    (out,) = plt.elementwise_inline_asm(
+        "fma.rn.f32 $0, $1, $2, $3;",
+        args=(a, b, c),
+        constraints="=f,f,f,f",
+        pack=1,
+        result_shape_dtypes=(jax.ShapeDtypeStruct(c.shape, jnp.float32),),
+    )
+    return out
+
+
+def _fma_interpreted(a: Array, b: Array, c: Array) -> Array:
+    return a * b + c
 
 
 def _along_units(values: Float[Array, " units"]) -> Float[Array, "1 units 1"]:

@@ -16,10 +16,12 @@ x is brought into this order outside (`arranged`), so that what belongs to a fie
 Integers become floats without a conversion, which GPUs do at a fourth of the speed or less. A field
 is masked where it stands, s bits up, and the exponent of 2**(23 - s) is put above it: those are
 the bits of 2**(23 - s) + q, exactly, and one subtraction takes away the power together with the
-format's zero. Fields above bit 23 come down first, a word at a time. A second plane's power is
-larger by what its bits are worth. Plain floats are rows of one field.
+format's zero. Fields above bit 23 come down first, a word at a time. Where there are two planes, the
+fields of both are put side by side first, for the four columns of a word at once. Plain floats are
+rows of one field.
 """
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -153,10 +155,10 @@ def groups_at(w: QTensor, table: Any, place: Place, spread: int) -> Iterator[Gro
             scale=_level(w, w.scale, w.sub, place, unit, g),
             low=low,
             integers=[
-                _integers(w.fmt, words, table, p=p, i0=i0, b=b, spread=spread)
+                value
                 for p in powers[g * len(powers) // count : (g + 1) * len(powers) // count]
                 for i0 in range(w.fmt.widths[0] // spread)
-                for b in range(4)
+                for value in _integers(w.fmt, words, table, p=p, i0=i0, spread=spread)
             ],
         )
 
@@ -190,33 +192,42 @@ def _words(
 
 
 def _integers(
-    fmt: Format, words: list[list[Array]], table: Any, *, p: int, i0: int, b: int, spread: int
-) -> Array:
-    """code[q] - zero of one field of every row, in float32."""
-    step = _step(fmt)
-    if step is None:  # always of one plane
-        word, shift = words[0][i0], 8 * b + fmt.widths[0] * p
-        mask = jnp.uint32((1 << fmt.widths[0]) - 1)
-        index = lax.shift_right_logical(word, jnp.uint32(shift)) & mask
-        return table[lax.bitcast_convert_type(index, jnp.int32)]
-    value, low_bits = None, step.bit_length() - 1
-    for own, width in zip(words, fmt.widths, strict=True):
-        shift = 8 * b + width * (spread * i0 // width) + fmt.widths[0] * p
-        minus = fmt.zero if value is None else 0
-        part = _floated(own[i0 % len(own)], shift, width, low_bits, minus)
-        value = part if value is None else value + part
-        low_bits += width
-    assert value is not None
-    return value
+    fmt: Format, words: list[list[Array]], table: Any, *, p: int, i0: int, spread: int
+) -> list[Array]:
+    """code[q] - zero of the fields (p, i0) of every row, one for each byte, in float32."""
+    step, width = _step(fmt), sum(fmt.widths)
+    shifts = [n * (spread * i0 // n) + fmt.widths[0] * p for n in fmt.widths]
+    own = [plane[i0 % len(plane)] for plane in words]
+    if len(own) == 1:
+        (word,), (at,) = own, shifts
+    else:  # the planes' fields side by side in each byte: two operations for four columns
+        parts, low_bits = [], 0
+        for part, shift, n in zip(own, shifts, fmt.widths, strict=True):
+            mask = np.uint32((((1 << n) - 1) << low_bits) * 0x01010101)
+            parts.append(_shifted(part, shift - low_bits) & mask)
+            low_bits += n
+        word, at = functools.reduce(jnp.bitwise_or, parts), 0
+    if step is None:
+        index = [_shifted(word, 8 * b + at) & jnp.uint32((1 << width) - 1) for b in range(4)]
+        return [table[lax.bitcast_convert_type(i, jnp.int32)] for i in index]
+    return [_floated(word, 8 * b + at, width, step.bit_length() - 1, fmt.zero) for b in range(4)]
 
 
-def _floated(word: Array, shift: int, width: int, low_bits: int, minus: int) -> Array:
-    """q 2**low_bits - minus of a field, exact; see the head of this file."""
+def _shifted(word: Array, down: int) -> Array:
+    """Down, or up where that is negative."""
+    if down == 0:
+        return word
+    by = jnp.uint32(abs(down))
+    return lax.shift_right_logical(word, by) if down > 0 else lax.shift_left(word, by)
+
+
+def _floated(word: Array, shift: int, width: int, up: int, minus: int) -> Array:
+    """q 2**up - minus of a field, exact; see the head of this file."""
     if shift + width > _MANTISSA:
-        word, shift = lax.shift_right_logical(word, jnp.uint32(_DOWN)), shift - _DOWN
-    elif shift < low_bits:  # for an odd zero beside twice an integer the power has to be smaller
-        word, shift = lax.shift_left(word, jnp.uint32(low_bits)), shift + low_bits
-    power = _MANTISSA - shift + low_bits
+        word, shift = _shifted(word, _DOWN), shift - _DOWN
+    elif shift < up:  # for an odd zero beside twice an integer the power has to be smaller
+        word, shift = _shifted(word, -up), shift + up
+    power = _MANTISSA - shift + up
     field = word & jnp.uint32(((1 << width) - 1) << shift)
     bits = field | jnp.uint32((127 + power) << _MANTISSA)
     taken = np.float32(2**power + minus)
