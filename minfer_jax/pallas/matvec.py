@@ -82,8 +82,8 @@ def default(m: int, w: QTensor) -> Config:
     count = unpack.rows(w, _SPREAD)
     units = next((size for size in (32, 16) if -count % size <= count // 8), 8)
     tiles = (64 if m <= 4 else 32) // units
-    tiles = min(tiles, _power_below(_tiles(w)))
-    programs = -(-_tiles(w) // tiles)
+    tiles = min(tiles, _power_below(unpack.tiles(w)))
+    programs = -(-unpack.tiles(w) // tiles)
     steps = -(-count // units)
     split = min(_power_below(max(1, PROGRAMS // programs)), _power_below(steps))
     return Config(tiles=tiles, units=units, split=split)
@@ -110,7 +110,7 @@ def matvec(
     m, n = len(x), w.shape[0]
     if config is None:
         config = blocks.chosen("matvec", case(m, w), default(m, w))
-    tiles = _tiles(w)
+    tiles = unpack.tiles(w)
     if config.tiles > tiles:
         raise ValueError(f"tiles is {config.tiles}, but the weight [N={n}] has {tiles}")
     count = unpack.rows(w, _SPREAD)
@@ -198,10 +198,6 @@ def _fma_interpreted(a: Array, b: Array, c: Array) -> Array:
 
 def _along_units(values: Float[Array, " units"]) -> Float[Array, "1 units 1"]:
     return values[None, :, None]
-
-
-def _tiles(w: QTensor) -> int:
-    return -(-w.shape[0] // TILE)
 
 
 def _power_below(n: int) -> int:

@@ -80,6 +80,11 @@ def spread_of(fmt: Format) -> int:
     return fmt.widths[0] if fmt.widths else 1
 
 
+def tiles(w: QTensor) -> int:
+    """Tiles of 16 outputs."""
+    return -(-w.shape[0] // TILE)
+
+
 def rows(w: QTensor, spread: int) -> int:
     """Rows of a weight."""
     return w.shape[1] // 32 * spread if w.fmt.widths else w.shape[1]
