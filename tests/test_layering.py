@@ -59,7 +59,7 @@ LAYERS = (
     "quant.qtensor quant.prologue quant.cache",
     "quant.native",
     "quant.xla quant.native.calls quant.kernels",
-    "pallas.blocks",
+    "pallas.blocks pallas.unpack",
     "pallas.*",
     "pallas",
     "quant.matmul",

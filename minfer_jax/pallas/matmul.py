@@ -73,14 +73,14 @@ def default(m: int, w: QTensor, dtype: str) -> Config:
     """Block sizes by a rule of thumb.
 
     A thread keeps 64 sums: 128 x 128 over 8 warps where there are rows and outputs enough, as x is
-    read anew for every block of outputs. Float32 has no tensor cores: its factors take registers.
+    read anew for every block of outputs. Float32 has no tensor cores, and every factor of its dot
+    passes through registers: with more columns or sums a thread, they are spilled.
     """
-    most = 128 if dtype == "bfloat16" else 64
+    most, columns = (128, 64) if dtype == "bfloat16" else (64, 32)
     rows = min(most, max(16, pl.next_power_of_2(m)))
-    tiles = most // TILE
-    while tiles > unpack.tiles(w):
-        tiles //= 2
-    return Config(rows=rows, tiles=tiles, warps=8 if rows * tiles * TILE > 64 * 64 else 4)
+    tiles = min(most // TILE, unpack.power_below(unpack.tiles(w)))
+    warps = 8 if 2 * rows * tiles * TILE > most * most else 4
+    return Config(rows=rows, tiles=tiles, columns=columns, warps=warps)
 
 
 def matmul(
@@ -182,7 +182,9 @@ def _joined(values: list[Array]) -> Array:
     axes = 0
     while len(values) > 1:  # the first to be joined are halves apart: their bit is the highest
         half = len(values) // 2
-        values = [jnp.stack(pair, axis=-1) for pair in zip(values[:half], values[half:], strict=True)]
+        values = [
+            jnp.stack(pair, axis=-1) for pair in zip(values[:half], values[half:], strict=True)
+        ]
         axes += 1
     order = (0, *range(2, 2 + axes), 1)
     return jnp.transpose(values[0], order).reshape(words * count, outputs)

@@ -19,7 +19,6 @@ their parts in a fixed order.
 """
 
 import functools
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,10 +81,10 @@ def default(m: int, w: QTensor) -> Config:
     count = unpack.rows(w, _SPREAD)
     units = next((size for size in (32, 16) if -count % size <= count // 8), 8)
     tiles = (64 if m <= 4 else 32) // units
-    tiles = min(tiles, _power_below(unpack.tiles(w)))
+    tiles = min(tiles, unpack.power_below(unpack.tiles(w)))
     programs = -(-unpack.tiles(w) // tiles)
     steps = -(-count // units)
-    split = min(_power_below(max(1, PROGRAMS // programs)), _power_below(steps))
+    split = min(unpack.power_below(max(1, PROGRAMS // programs)), unpack.power_below(steps))
     return Config(tiles=tiles, units=units, split=split)
 
 
@@ -181,7 +180,7 @@ def _kernel(
 
 
 def _fma(a: Array, b: Array, c: Array) -> Array:
-    """a b + c in one instruction: XLA's compiler for Triton takes two, and there is no primitive."""
+    """a b + c in one instruction, for which there is no primitive; Triton may make two of it."""
     (out,) = plt.elementwise_inline_asm(
         "fma.rn.f32 $0, $1, $2, $3;",
         args=(a, b, c),
@@ -198,8 +197,3 @@ def _fma_interpreted(a: Array, b: Array, c: Array) -> Array:
 
 def _along_units(values: Float[Array, " units"]) -> Float[Array, "1 units 1"]:
     return values[None, :, None]
-
-
-def _power_below(n: int) -> int:
-    """The largest power of two that is not above n."""
-    return 1 << int(math.log2(n))

@@ -16,9 +16,9 @@ x is brought into this order outside (`arranged`), so that what belongs to a fie
 Integers become floats without a conversion, which GPUs do at a fourth of the speed or less. A field
 is masked where it stands, s bits up, and the exponent of 2**(23 - s) is put above it: those are
 the bits of 2**(23 - s) + q, exactly, and one subtraction takes away the power together with the
-format's zero. Fields above bit 23 come down first, a word at a time. Where there are two planes, the
-fields of both are put side by side first, for the four columns of a word at once. Plain floats are
-rows of one field.
+format's zero. Fields above bit 23 come down first, a word at a time. Where there are two planes,
+the fields of both are put side by side before, for the four columns of a word at once. Plain floats
+are rows of one field.
 """
 
 import functools
@@ -85,6 +85,11 @@ def tiles(w: QTensor) -> int:
     return -(-w.shape[0] // TILE)
 
 
+def power_below(n: int) -> int:
+    """The largest power of two that is not above n."""
+    return 1 << (n.bit_length() - 1)
+
+
 def rows(w: QTensor, spread: int) -> int:
     """Rows of a weight."""
     return w.shape[1] // 32 * spread if w.fmt.widths else w.shape[1]
@@ -147,9 +152,7 @@ def groups_at(w: QTensor, table: Any, place: Place, spread: int) -> Iterator[Gro
     assert w.scale is not None
     unit = lax.shift_right_logical(place.row, jnp.int32(spread.bit_length() - 1))
     inner = place.row & jnp.int32(spread - 1)
-    words = [
-        _words(w, n, place, unit=unit, inner=inner, spread=spread) for n in range(len(w.bits))
-    ]
+    words = [_words(w, n, place, unit=unit, inner=inner, spread=spread) for n in range(len(w.bits))]
     count = groups(w.fmt)
     powers = range(8 // w.fmt.widths[0])
     for g in range(count):
@@ -294,5 +297,3 @@ def references(w: QTensor) -> QTensor:
     if w.stacked and w.layer is None:
         raise ValueError("the weight is a stack, expected one of it: call .at(layer)")
     return w
-
-
