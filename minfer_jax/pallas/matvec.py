@@ -35,13 +35,13 @@ from minfer_jax.quant.qtensor import QTensor
 
 NAME = "minfer_matvec"
 MOST_ROWS = 8  # of x: the sums of one more would not fit into the registers
-PROGRAMS = 512  # about four for each of the 100 to 140 processors of a large device
+PROGRAMS = 1024  # about eight for each of the 100 to 140 processors of a large device
 _SPREAD = 1  # a row of the planes is a unit
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Block sizes, powers of two.
+    """Block sizes, powers of two but for `split`.
 
     Attributes:
         tiles: of 16 outputs that a program takes.
@@ -56,7 +56,10 @@ class Config:
     warps: int = 4
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
+        if self.split < 1:
+            raise ValueError(f"split is {self.split}, expected 1 or more")
+        for name in ("tiles", "units", "warps"):
+            value = getattr(self, name)
             if value < 1 or value & (value - 1):
                 raise ValueError(f"{name} is {value}, expected a power of two")
 
@@ -76,16 +79,17 @@ def default(m: int, w: QTensor) -> Config:
     """Block sizes by a rule of thumb.
 
     A thread keeps 2 sums for each row of x and each of its outputs x units: 8 of those for up to 4
-    rows of x, else 4, which is 64 registers. As many units at a time as do not pad too much.
+    rows of x, else 4, which is 64 registers; fewer where a weight is too small for a device. Both
+    the units at a time and the split are as large as they can be without padding too much.
     """
-    count = unpack.rows(w, _SPREAD)
+    count, tiles = unpack.rows(w, _SPREAD), unpack.tiles(w)
     units = next((size for size in (32, 16) if -count % size <= count // 8), 8)
-    tiles = (64 if m <= 4 else 32) // units
-    tiles = min(tiles, unpack.power_below(unpack.tiles(w)))
-    programs = -(-unpack.tiles(w) // tiles)
     steps = -(-count // units)
-    split = min(unpack.power_below(max(1, PROGRAMS // programs)), unpack.power_below(steps))
-    return Config(tiles=tiles, units=units, split=split)
+    own = min((64 if m <= 4 else 32) // units, unpack.power_below(max(1, tiles * steps // 256)))
+    own = min(own, unpack.power_below(tiles))
+    most = min(steps, max(1, PROGRAMS // -(-tiles // own)))
+    split = next(size for size in range(most, 0, -1) if -steps % size <= steps // 16)
+    return Config(tiles=own, units=units, split=split)
 
 
 def matvec(

@@ -1,4 +1,4 @@
-"""Programs for CUDA on a machine without one: weights of real shapes, and what operations produce."""
+"""Programs for CUDA on a machine without it: weights of real shapes, and what is produced."""
 
 import dataclasses
 
@@ -30,6 +30,11 @@ def planes(w: QTensor) -> list[tuple[int, ...]]:
     """The shapes of one weight's planes."""
     leaves = jax.tree.leaves(dataclasses.replace(w, layer=None))
     return [leaf.shape[-3:] for leaf in leaves]
+
+
+def calls(lowered: jax.stages.Lowered, name: str) -> int:
+    """How often a program calls the kernel of that name."""
+    return lowered.as_text().count(f'name = "{name}"')
 
 
 def produced(lowered: jax.stages.Lowered) -> list[tuple[str, tuple[int, ...]]]:
