@@ -61,9 +61,13 @@ LAYERS = (
     "quant.qtensor quant.prologue quant.cache",
     "quant.native",
     "quant.xla quant.native.calls quant.kernels",
+<<<<<<< HEAD
     "pallas.blocks pallas.scoring",
     "pallas.attention_tiles",
     "pallas.attention_merge",
+=======
+    "pallas.blocks pallas.unpack",
+>>>>>>> pmat
     "pallas.*",
     "pallas",
     "quant.matmul",
