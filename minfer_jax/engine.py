@@ -31,7 +31,7 @@ from minfer_jax.context import (
     common_prefix,
     whole,
 )
-from minfer_jax.logit_rows import logit_rows
+from minfer_jax.logit_rows import logit_parts, logit_rows
 from minfer_jax.model.config import MAX_POSITIONS, ModelConfig
 from minfer_jax.model.params import Params
 from minfer_jax.programs import Compile, all_logits, prefill, program_name
@@ -270,6 +270,28 @@ class Engine:
             raise EngineError(f"chunk is {chunk}, expected 1 to {longest}")
         self.forget()
         return logit_rows(self._runner, ids, chunk)
+
+    def logit_parts(
+        self, token_ids: Sequence[int], first: int = 0
+    ) -> Iterator[Float[np.ndarray, "n V"]]:
+        """As `logits`, call by call: all rows of a long text may be more than memory holds.
+
+        Args:
+            token_ids: at most n_ctx.
+            first: the position that the rows begin at; those before it cost less.
+
+        Yields:
+            float32, the next rows, as many as one prefill takes.
+
+        Raises:
+            EngineError: as for `logits`; first is no position of the text; another run has begun
+                meanwhile.
+        """
+        ids = self._checked(token_ids)
+        if not 0 <= (first := whole("first", first)) < len(ids):
+            raise EngineError(f"first is {first}, expected 0 to {len(ids) - 1}")
+        self.forget()
+        return logit_parts(self._runner, ids, None, first)
 
     @property
     def stats(self) -> RunStats:

@@ -1,0 +1,191 @@
+"""The flags of `python -m minfer_jax.compare`, and what they come to."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from minfer_jax.bench_texts import PROMPTS
+from minfer_jax.context import N_CTX
+from minfer_jax.flag_table import Flag, help_rows, read
+from minfer_jax.model.precision import PRECISIONS
+from minfer_jax.model_flags import as_text, help_of
+from minfer_jax.perplexity import LEAST
+from minfer_jax.perplexity import N_CTX as N_WINDOW
+from minfer_jax.prompt_file import read_text
+from minfer_jax.quant.cache import CACHE_TYPES
+from minfer_jax.usage import UsageError
+
+_BUILT_IN = "\n\n".join(PROMPTS.values())  # code, prose and requests, some 600 tokens
+_PICTURES = (".png", ".svg", ".pdf")
+_WORST = 10
+
+_FLAGS = (
+    Flag(name="file", kind=str, text="a text to compare on; - is standard input", short="f"),
+    Flag(name="text", kind=str, text="the same, in words"),
+    Flag(
+        name="perplexity",
+        kind=str,
+        text="perplexity of this text, as llama.cpp computes it; - as above",
+    ),
+    Flag(
+        name="n-ctx",
+        kind=int,
+        text=f"tokens of a text that count [{N_CTX}]; of a window of --perplexity [{N_WINDOW}]",
+        least=LEAST,
+    ),
+    Flag(name="chunks", kind=int, text="windows of --perplexity at most [all]", least=1),
+    Flag(name="worst", kind=int, text="positions to show", default=_WORST, least=0),
+    Flag(name="layers", kind=bool, text="where in the model they part; --nolayers", default=True),
+    Flag(name="json", kind=str, text="write all of it into this file, position by position"),
+    Flag(name="plot", kind=str, text="draw it into this file: .png, .svg or .pdf"),
+    Flag(name="threads", kind=int, text="CPU threads; all if not given", short="t", least=1),
+)
+_TEXT = """\
+usage: python -m minfer_jax.compare [flags] A B
+       python -m minfer_jax.compare [flags] MODEL --perplexity FILE
+
+Holds two models, quantisations or precisions against each other on one text:
+how far what they say of the next token is apart, at which tokens, and from
+which layer on. A is what B is measured by. With --perplexity, the perplexity of
+one model, or of both.
+
+A and B are MODEL[@PRECISION][@CACHE]: a GGUF file, a cached name or an alias
+({aliases}); {precisions}; and what keys and values are rounded to,
+{caches}.
+
+  python -m minfer_jax.compare smollm2@highest smollm2
+  python -m minfer_jax.compare model-F16.gguf model-Q4_K_M.gguf -f text.txt
+  python -m minfer_jax.compare smollm2@f16 smollm2@q8_0 --plot apart.png
+  python -m minfer_jax.compare smollm2 --perplexity text.txt
+
+{flags}
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """One side of a comparison.
+
+    Attributes:
+        name: as it was given.
+        model: a model reference.
+        precision: "default" or "highest".
+        cache_type: of keys and values, or None for what the precision implies.
+    """
+
+    name: str
+    model: str
+    precision: str
+    cache_type: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What the command line asks for.
+
+    Attributes:
+        specs: one model, or A and B.
+        text: to run.
+        perplexity: in windows, as llama.cpp does it.
+        n_ctx: tokens of the text, or of a window.
+        chunks: windows at most, or None for all.
+        worst: positions to show.
+        layers: whether to look for the layer where they part.
+        json: the file for all figures, or None.
+        plot: the file for a picture, or None.
+        threads: CPU threads, or None for all.
+    """
+
+    specs: tuple[Spec, ...]
+    text: str
+    perplexity: bool
+    n_ctx: int
+    chunks: int | None
+    worst: int
+    layers: bool
+    json: Path | None
+    plot: Path | None
+    threads: int | None
+
+
+def help_text() -> str:
+    """Usage, examples and flags."""
+    text = _TEXT.replace("{precisions}", " or ".join(PRECISIONS))
+    return help_of(text.replace("{caches}", ", ".join(CACHE_TYPES)), help_rows(_FLAGS))
+
+
+def parse(argv: Sequence[str]) -> Options:
+    """Read the command line, and the text.
+
+    Args:
+        argv: the program's name, then flags and models in any order.
+
+    Raises:
+        UsageError: a flag is unknown or does not go with the others, a value is none that it takes,
+            the number of models is wrong, or the text cannot be read.
+    """
+    value, positional = read(_FLAGS, argv)
+    perplexity = value["perplexity"] is not None
+    least = 1 if perplexity else 2
+    if not least <= len(positional) <= 2:
+        expected = "MODEL, or A B" if perplexity else "A B (one model goes with --perplexity)"
+        raise UsageError(f"{len(positional)} models, expected {expected}; --help shows examples")
+    if value["chunks"] is not None and not perplexity:
+        raise UsageError("--chunks is for --perplexity")
+    if value["plot"] is not None and len(positional) == 1:
+        raise UsageError("--plot draws how two models differ: give both")
+    n_ctx = value["n-ctx"] or (N_WINDOW if perplexity else N_CTX)
+    return Options(
+        specs=tuple(map(spec, positional)),
+        text=_text({name: value[name] for name in ("file", "text", "perplexity")}),
+        perplexity=perplexity,
+        n_ctx=n_ctx,
+        chunks=value["chunks"],
+        worst=value["worst"],
+        layers=value["layers"] and len(positional) == 2,
+        json=_output("json", value["json"]),
+        plot=_output("plot", value["plot"], _PICTURES),
+        threads=value["threads"],
+    )
+
+
+def spec(name: str) -> Spec:
+    """Read MODEL[@PRECISION][@CACHE]; what is neither belongs to the reference, as in hf:A/B@REV.
+
+    Args:
+        name: such as "smollm2@highest@f16"; the two in either order.
+    """
+    model, precision, cache_type = name, None, None
+    while True:
+        rest, _, word = model.rpartition("@")
+        if rest and word in PRECISIONS and precision is None:
+            model, precision = rest, word
+        elif rest and word in CACHE_TYPES and cache_type is None:
+            model, cache_type = rest, word
+        else:
+            break
+    return Spec(name=name, model=model, precision=precision or "default", cache_type=cache_type)
+
+
+def _text(given: dict[str, str | None]) -> str:
+    """The text of the one flag that is given, or the built-in one."""
+    flags = [name for name, value in given.items() if value is not None]
+    if len(flags) > 1:
+        raise UsageError(f"there are {len(flags)} texts: give one of --{', --'.join(flags)}")
+    for name in flags:
+        value = str(given[name])
+        return as_text(value) if name == "text" else read_text(value, "the text file")
+    return _BUILT_IN
+
+
+def _output(flag: str, name: str | None, endings: tuple[str, ...] = ()) -> Path | None:
+    """A file that can be written, told before anything long begins."""
+    if name is None:
+        return None
+    path = Path(name)
+    if endings and path.suffix.lower() not in endings:
+        raise UsageError(f"--{flag} is {name!r}, expected a name that ends in {', '.join(endings)}")
+    if path.is_dir() or not path.parent.is_dir():
+        what = "is a folder" if path.is_dir() else "is in a folder that does not exist"
+        raise UsageError(f"--{flag}: {name!r} {what}; the path of a file is expected")
+    return path
