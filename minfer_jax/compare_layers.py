@@ -9,8 +9,6 @@ from jaxtyping import Float
 from minfer_jax.engine import Engine
 
 NAMES = ("embd", "blk.*.residual")
-_BYTES = 1 << 27  # of what is kept of one model
-_TOKENS = 512  # at most
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -47,17 +45,15 @@ def alike(engines: Sequence[Engine]) -> bool:
 
 
 def layers(engines: Sequence[Engine], ids: Sequence[int]) -> Layers:
-    """Run the beginning of a text in A and B, and hold their layers against each other.
+    """Run a text in A and B, and hold their layers against each other.
 
     Args:
         engines: A and B, which are `alike`.
-        ids: the text.
+        ids: the text; the logits of all of it are in memory at once, beside the streams.
 
     Raises:
         EngineError: as for `Engine.trace`.
     """
-    size = 4 * engines[0].cfg.n_embd * (engines[0].cfg.n_layer + 1)
-    ids = list(ids)[: max(1, min(_TOKENS, _BYTES // size))]
     a, b = (engine.trace(ids, NAMES) for engine in engines)
     return Layers(names=tuple(a), apart=np.stack([relative(a[name], b[name]) for name in a]))
 

@@ -9,7 +9,7 @@ prompt that begins alike prefills only the rest, and the run can be continued, o
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,6 +34,7 @@ from minfer_jax.context import (
 from minfer_jax.logit_rows import logit_parts, logit_rows
 from minfer_jax.model.config import MAX_POSITIONS, ModelConfig
 from minfer_jax.model.params import Params
+from minfer_jax.model.patches import Patch, resolved
 from minfer_jax.programs import Compile, all_logits, prefill, program_name
 from minfer_jax.prompt_lookup import drafter_of
 from minfer_jax.run_options import Drawn, TokenConstraint, Watch, checked_options
@@ -42,6 +43,7 @@ from minfer_jax.runner import Runner
 from minfer_jax.sampling import SamplingParams
 from minfer_jax.session import Expected, Session, Snapshot, identity_of, latest, to_parts
 from minfer_jax.speculation import Drafter
+from minfer_jax.tracing import Patched, Trace, Tracer
 
 T = TypeVar("T")
 
@@ -86,6 +88,7 @@ class Engine:
         self._runner = Runner(
             params, cfg, n_ctx=self.n_ctx, prefill_chunk=prefill_chunk, n_known=known
         )
+        self._tracer = Tracer(cfg, self.n_ctx, self._runner.buckets, self._runner.programs)
         self._session: Session | None = None
 
     def generate_tokens(
@@ -292,6 +295,49 @@ class Engine:
             raise EngineError(f"first is {first}, expected 0 to {len(ids) - 1}")
         self.forget()
         return logit_parts(self._runner, ids, None, first)
+
+    def trace(self, token_ids: Sequence[int], names: str | Iterable[str]) -> Trace:
+        """A text's intermediate values; what the engine holds is left alone.
+
+        Args:
+            token_ids: at most n_ctx.
+            names: what to keep, such as "blk.*.attn_out": one pattern or several, as of fnmatch.
+                The names, and what each value is, are in `model.names`.
+
+        Returns:
+            Values by full name, and the logits.
+
+        Raises:
+            EngineError: as for `logits`; a pattern matches nothing; the values are too large, see
+                the message.
+        """
+        return self.patch({}).trace(token_ids, names)
+
+    def patch(self, patches: Mapping[str, Patch]) -> Patched:
+        """This model with some of its values replaced, or edited, as they are computed.
+
+        Args:
+            patches: by patterns, as for `trace`: an array, of the value's shape as `Trace` has it,
+                or broadcastable; a `Replace` or `Add` of `model.patches`, which may leave some of
+                it alone; or a function of the value, [1, T and padding, ...]. Other arrays of the
+                same shapes, and other layers of the same number, compile nothing; another function
+                does.
+
+        Returns:
+            What has `logits` and `trace` of a text.
+
+        Raises:
+            EngineError: a pattern matches nothing, or two match one name.
+        """
+        try:
+            resolved(patches, self._tracer.names(self.params))
+        except ValueError as e:
+            raise EngineError(str(e)) from None
+
+        def run(ids: Sequence[int], names: str | Iterable[str], given: Mapping) -> Trace:
+            return self._tracer.run(self.params, self._checked(ids), names, given)
+
+        return Patched(patches=dict(patches), run=run)
 
     @property
     def stats(self) -> RunStats:
