@@ -3,7 +3,7 @@
 numpy, as figures near the rounding of float32 are told here: a mean divergence of 1e-11 is one.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,8 +35,8 @@ class Positions:
         nll: float64 [M, n], negative logarithm of the probability of the token that follows.
         top: int64 [M, n], the likeliest token.
         top_prob: float64 [M, n], its probability.
-        kl: float64 [M * (M - 1), n]. Of two models, row 0 is KL(A || B), sum of
-            p_A * log(p_A / p_B) over the vocabulary in nats, and row 1 is KL(B || A).
+        kl: float64 [M * (M - 1), n]. Of two models, row 0 is KL(A‖B), sum of
+            p_A * log(p_A / p_B) over the vocabulary in nats, and row 1 is KL(B‖A).
     """
 
     nll: Float[np.ndarray, "M n"]

@@ -98,8 +98,7 @@ def check_same_vocabulary(
     if tokens[:n] != drafts[:n]:
         i = next(i for i in range(n) if tokens[i] != drafts[i])
         raise EngineError(
-            f"{name} has another vocabulary: its token {i} is {drafts[i]!r}, "
-            f"expected {tokens[i]!r}"
+            f"{name} has another vocabulary: its token {i} is {drafts[i]!r}, expected {tokens[i]!r}"
         )
     if abs(len(tokens) - len(drafts)) > PADDING:
         raise EngineError(

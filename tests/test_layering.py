@@ -105,7 +105,8 @@ LAYERS = (
     "runner",
     "batch logit_rows tracing",
     "engine",
-    "draft_model",
+    "draft_model divergence",
+    "perplexity compare_layers",
     "text_options",
     "language_model",
     "conversation json_lines",
@@ -126,8 +127,9 @@ LAYERS = (
     "bench_worker bench_process bench_memory bench_bytes bench_table",  # nothing of each other
     "bench_peer bench_compile bench_texts",
     "bench_flags bench_tests bench_drafts",
-    "bench_rows",
-    "bench",
+    "bench_rows compare_flags compare_report",
+    "bench compare_plot",
+    "compare",
     "",  # minfer_jax itself
 )
 TEXT_SIDE = (
