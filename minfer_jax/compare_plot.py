@@ -39,7 +39,7 @@ def draw(found: Comparison, file: IO[bytes], kind: str) -> None:
     axes[0].semilogy(found.places, kl, ".", markersize=3, color="C0")
     axes[0].axhline(max(mean, _LEAST), color="C1", linewidth=1, label=f"mean {mean:.2e}")
     axes[0].set(xlabel="position in the text", ylabel="KL(A‖B), nats")
-    axes[0].legend(loc="upper right")
+    axes[0].legend(loc="best")
     if (layers := found.layers) is not None:
         at = np.arange(len(layers.names)) - 1  # the embeddings come before layer 0
         low, high = np.quantile(layers.apart, (0.1, 0.9), axis=1)
@@ -48,7 +48,7 @@ def draw(found: Comparison, file: IO[bytes], kind: str) -> None:
         axes[1].axvline(at[layers.parting], color="C1", linewidth=1, label="they part most here")
         axes[1].set(xlabel="layer (-1: embeddings)", ylabel="|B - A| / |A|, residual stream")
         axes[1].set_ylim(bottom=0)
-        axes[1].legend(loc="upper left")
+        axes[1].legend(loc="best")
     for one in axes:
         one.grid(alpha=0.3)
     figure.savefig(file, format=kind, dpi=144)

@@ -110,7 +110,10 @@ def _figure(figure: Estimate, digits: int) -> str:
 def _divergence(found: Comparison) -> str:
     columns: Columns = {
         "divergence, nats": lambda r: r["name"],
-        **{key: lambda r, key=key: f"{r[key]:.2e}" for key in ("mean", "median", "99 %", "most")},
+        "mean": lambda r: f"{r['mean']:.2e}",
+        "median": lambda r: f"{r['median']:.2e}",
+        "99 %": lambda r: f"{r['p99']:.2e}",
+        "most": lambda r: f"{r['max']:.2e}",
     }
     names = "KL(A‖B)", "KL(B‖A)"
     rows = [
@@ -123,8 +126,8 @@ def _spread(values: np.ndarray) -> dict[str, float]:
     return {
         "mean": float(values.mean()),
         "median": float(np.median(values)),
-        "99 %": float(np.quantile(values, 0.99)),
-        "most": float(values.max()),
+        "p99": float(np.quantile(values, 0.99)),
+        "max": float(values.max()),
     }
 
 
