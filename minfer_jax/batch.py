@@ -59,7 +59,7 @@ def draw_rows(
     batch = next(size for size in SIZES if size >= n)
     _check_memory(runner, batch)
     clock, form = Clock(stats), runner.form(session, batch)
-    runner.prefill(session, clock, form, batch)
+    runner.prefill(session, clock, form, batch=batch)
     assert runner.kv.state is not None
     rows = _Rows(runner, session, form, n, batch, _repeated(runner, batch))
     room = min(max_tokens, runner.n_ctx - len(session.tokens) + 1)

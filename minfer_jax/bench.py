@@ -32,7 +32,7 @@ from minfer_jax.bench_peer import LlamaBenchPeer, PackagePeer, Peer
 from minfer_jax.bench_rows import Run, backend, kernels, row, run_columns
 from minfer_jax.bench_table import render
 from minfer_jax.bench_tests import BenchTest, all_tests, measure
-from minfer_jax.command import guarded, leave, say
+from minfer_jax.command import guarded, leave, say, with_flags
 from minfer_jax.context import N_CTX, EngineError
 from minfer_jax.gguf import GGUFFile, open_gguf
 from minfer_jax.language_model import LanguageModel, from_file
@@ -48,16 +48,12 @@ def main(argv: Sequence[str]) -> int:
         argv: the program's name, flags and at most one model.
 
     Returns:
-        The exit status: 0, 1 for wrong usage and for what cannot be run, 130 for Ctrl-C.
+        The exit status: 0, 1 for what cannot be run, 2 for wrong usage, 130 for Ctrl-C.
     """
-    return guarded(lambda: _main(argv))
+    return guarded(lambda: with_flags(argv, help_text, parse, _run))
 
 
-def _main(argv: Sequence[str]) -> int:
-    options = parse(argv)
-    if options is None:
-        sys.stdout.write(help_text())
-        return 0
+def _run(options: Options) -> int:
     threads = host.use_threads(options.threads)
     allowed = host.processors()
     say(f"Threads: {threads} of {len(allowed)} processors ({_ranges(allowed)})")

@@ -100,6 +100,7 @@ class Engine:
         context_shift: bool = False,
         n_keep: int = 0,
         reuse: bool = True,
+        smallest_bucket: bool = False,
         logit_bias: Mapping[int, float] | None = None,
         constraint: TokenConstraint | None = None,
         n_logprobs: int = 0,
@@ -121,6 +122,9 @@ class Engine:
             n_keep: tokens at the beginning that no shift drops; all of the prompt if negative.
             reuse: take over what the KV state holds of the prompt's beginning. The numbers are the
                 same but for rounding: chunks are cut elsewhere.
+            smallest_bucket: run what is left of a prompt through the smallest bucket that holds it,
+                and compile that if need be. Otherwise reuse compiles nothing that a cold run would
+                not, which is better where no more such prompts follow.
             logit_bias: added to the logits of these tokens; -inf forbids one.
             constraint: which tokens may come next; it moves on with the run. One that ends the text
                 should be among `stop_ids`.
@@ -159,7 +163,12 @@ class Engine:
         )
         drafter = drafter_of(draft_ngram, draft)
         most = whole("max_tokens", max_tokens, 0)
-        draw = partial(self._runner.run, max_tokens=most, drafter=drafter)
+        draw = partial(
+            self._runner.run,
+            max_tokens=most,
+            drafter=drafter,
+            smallest_bucket=smallest_bucket,
+        )
         return self._begin(session, draw, most, reuse)
 
     def generate_with_logprobs(

@@ -73,7 +73,9 @@ def _run(options: Options) -> int:
 def _of_draft(options: Options) -> ModelOptions:
     """The same for the draft model."""
     model = options.draft or options.common.model
-    return dataclasses.replace(options.common, model=model, meta=False, seed_drawn=False)
+    return dataclasses.replace(
+        options.common, model=model, alone=False, meta=False, seed_drawn=False
+    )
 
 
 def _drafter(model: LanguageModel, draft: GGUFFile, options: Options) -> Drafter:

@@ -1,6 +1,7 @@
 """What every command that talks to a model begins with: the file is opened, then loaded."""
 
 import logging as stdlib_logging
+from pathlib import Path
 
 from absl import logging
 
@@ -31,7 +32,7 @@ def opened(options: ModelOptions) -> tuple[GGUFFile, ModelConfig]:
 
     if options.seed_drawn:
         say(f"Seed: {options.sampling.seed}")
-    path = sources.resolve(options.model)
+    path = _path(options)
     say(f"Loading model: {path} ...")
     file = open_gguf(path)
     size = sum(part.stat().st_size for part in file.parts)
@@ -40,6 +41,19 @@ def opened(options: ModelOptions) -> tuple[GGUFFile, ModelConfig]:
     if options.meta:
         say(metadata_report.metadata(file))
     return file, read_model_config(file, options.precision, options.cache_type)
+
+
+def _path(options: ModelOptions) -> Path:
+    try:
+        return sources.resolve(options.model)
+    except sources.SourceError as e:
+        word = options.model
+        if not options.alone or not word.strip() or any(c in word for c in "/\\:"):
+            raise
+        raise sources.SourceError(
+            f"{e}. One word alone is the MODEL; where it is the prompt, give the model too:"
+            f" {sources.DEFAULT_MODEL} {word[:40]!r}"
+        ) from None
 
 
 def loaded(

@@ -13,7 +13,12 @@ from minfer_jax.model.precision import PRECISIONS
 from minfer_jax.prompt_file import STANDARD_INPUT, read_text
 from minfer_jax.quant.cache import CACHE_TYPES
 from minfer_jax.sampling import SamplingParams
-from minfer_jax.sampling_flags import SAMPLING_FLAGS, is_seed_drawn, sampling_params
+from minfer_jax.sampling_flags import (
+    SAMPLING_FLAGS,
+    STEPS_HELP,
+    is_seed_drawn,
+    sampling_params,
+)
 from minfer_jax.usage import UsageError
 
 ANSWER_FLAGS = (
@@ -97,6 +102,7 @@ class ModelOptions:
 
     Attributes:
         model: a model reference.
+        alone: whether the model is all that was given: it may be meant as a prompt.
         prompt: the words after it, or what a file holds; or None.
         system: a system message, or None.
         sampling: how to draw.
@@ -113,6 +119,7 @@ class ModelOptions:
     """
 
     model: str
+    alone: bool
     prompt: str | None
     system: str | None
     sampling: SamplingParams
@@ -151,10 +158,10 @@ def read(table: Sequence[Flag], argv: Sequence[str]) -> tuple[dict[str, Any], li
 
 
 def grouped_help(groups: Sequence[tuple[str, Sequence[Flag]]]) -> str:
-    """All flags under their titles, and the presets: what --help-all shows."""
+    """All flags under their titles, the sampler's steps and the presets, for --help-all."""
     parts = [f"{title}:\n{flag_table.help_rows(group)}" for title, group in groups]
     rows = [f"  {name}".ljust(22) + presets.load(name).about for name in presets.names()]
-    return "\n\n".join([*parts, "Presets, for --config:\n" + "\n".join(rows)])
+    return "\n\n".join([*parts, STEPS_HELP, "Presets, for --config:\n" + "\n".join(rows)])
 
 
 def help_of(text: str, rows: str) -> str:
@@ -185,6 +192,7 @@ def model_options(value: dict[str, Any], positional: Sequence[str]) -> ModelOpti
         prompt = None if value["file"] == STANDARD_INPUT else read_text(value["file"])
     return ModelOptions(
         model=model,
+        alone=len(positional) == 1 and value["file"] is None,
         prompt=prompt,
         system=None if value["system"] is None else as_text(value["system"]),
         sampling=sampling_params(value),

@@ -80,7 +80,13 @@ class Runner:
             self.kv.drop()
             self.params = params
 
-    def run(self, session: Session, max_tokens: int, drafter: Drafter | None) -> Iterator[int]:
+    def run(
+        self,
+        session: Session,
+        max_tokens: int,
+        drafter: Drafter | None,
+        smallest_bucket: bool = False,
+    ) -> Iterator[int]:
         """Tokens that follow a session's, which they are added to.
 
         Args:
@@ -88,6 +94,7 @@ class Runner:
             max_tokens: how many to draw at most, 1 or more.
             drafter: guesses what follows, to be checked several at once; the tokens are the same.
                 Where the extended form of decode is needed it is left alone.
+            smallest_bucket: as for `prefill`.
 
         Raises:
             EngineError: the model gives no finite logits; another run has begun meanwhile.
@@ -107,10 +114,10 @@ class Runner:
             room = min(max_tokens - stats.n_generated, self.n_ctx - len(session.tokens) + 1)
             form = self.form(session)
             if plan is not None and form.function is decode:
-                self.prefill(session, clock, form, verified=plan.sizes)
+                self.prefill(session, clock, form, smallest_bucket, verified=plan.sizes)
                 yield from self._speculate(session, room, clock, form, plan)
             else:
-                self.prefill(session, clock, form)
+                self.prefill(session, clock, form, smallest_bucket)
                 draw = self._decode if session.constraint is None else self._constrained
                 yield from draw(session, room, clock, form)
             if stats.finish_reason == "stop":
@@ -142,6 +149,8 @@ class Runner:
         session: Session,
         clock: Clock,
         form: Form,
+        smallest_bucket: bool = False,
+        *,
         batch: int = 1,
         verified: Sequence[int] = (),
     ) -> None:
@@ -154,6 +163,8 @@ class Runner:
             session: the text.
             clock: of the run.
             form: in which it will be decoded.
+            smallest_bucket: whether what is left of a prompt goes through the smallest bucket that
+                holds it, and not the smallest that is compiled.
             batch: rows that will be decoded.
             verified: tokens of the calls that will check guesses.
         """
@@ -163,7 +174,7 @@ class Runner:
             stats.n_reused = session.n_rows
         ids = np.array(session.tokens[:-1], np.int32)
         short = batch == 1 and session.n_rows > 0 and len(ids) - session.n_rows <= SHORT
-        bucket = 1 if short else self._bucket_after(session.n_rows, len(ids))
+        bucket = 1 if short else self._bucket_after(session.n_rows, len(ids), smallest_bucket)
         if session.n_rows < len(ids) and not short:
             self.programs.compile(prefill, self.params, bucket)
         rest = form.sampler, form.args, burst(1)
@@ -299,13 +310,15 @@ class Runner:
         if number != self.number:
             raise EngineError("this run was overtaken by another on the same engine")
 
-    def _bucket_after(self, n_reused: int, n_tokens: int) -> int:
+    def _bucket_after(self, n_reused: int, n_tokens: int, smallest: bool) -> int:
         """The bucket for what is left of a prompt.
 
-        Reuse compiles nothing that the whole prompt would not have: a program that there is serves
-        up to that one's size.
+        Unless the smallest is wanted, reuse compiles nothing that the whole prompt would not have:
+        a program that there is serves up to that one's size.
         """
         least, most = self.bucket(n_tokens - n_reused), self.bucket(n_tokens)
+        if smallest:
+            return least
         able = [b for b in self.buckets if least <= b <= most]
         return next((b for b in able if self.programs.has(prefill, b)), least)
 

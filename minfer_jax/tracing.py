@@ -123,10 +123,9 @@ class Tracer:
             raise EngineError(str(e)) from None
         rows = np.asarray(logits)[0, :t]
         stacks = {key: np.asarray(stack) for key, stack in kept.items()}
-        arrays = {}
-        for name in keep:
-            key, row = places.get(name, (None, 0))
-            arrays[name] = rows if key is None else _cut(stacks[key][row, 0], known[name], t)
+        arrays = {name: _cut(stacks[key][row, 0], known[name], t) for name, (key, row) in places}
+        if "logits" in keep:
+            arrays["logits"] = rows
         return Trace(tokens=ids.tolist(), logits=rows, arrays=arrays)
 
     def _known(self, params: Params, t: int) -> dict[str, Value]:

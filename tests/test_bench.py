@@ -129,7 +129,6 @@ def test_csv_is_all_quoted(run, path):
 )
 def test_the_context_is_what_the_tests_need(flags, expected):
     options = parse(["bench", *flags.split()])
-    assert options is not None
     tests = all_tests(options.n_prompt, options.n_gen, options.depths)
     assert bench._n_ctx(options, tests, 256) == expected
 
@@ -142,16 +141,16 @@ def test_what_does_not_fit_is_refused_before_loading(run, path):
 
 
 @pytest.mark.parametrize(
-    ("argv", "match"),
+    ("argv", "status", "match"),
     [
-        (("/no/such.gguf",), "no such file"),
-        (("-p", "0", "-n", "0"), "both 0"),
-        (("--bogus",), "--bogus"),
+        (("/no/such.gguf",), 1, "no such file"),
+        (("-p", "0", "-n", "0"), 2, "both 0"),
+        (("--bogus",), 2, "--bogus"),
     ],
 )
-def test_bad_input_is_one_line_and_status_1(run, argv, match):
+def test_bad_input_is_told_in_one_line(run, argv, status, match):
     ran = run(*argv)
-    assert (ran.status, ran.out) == (1, "")
+    assert (ran.status, ran.out) == (status, "")
     *_, last = ran.err.splitlines()
     assert last.startswith("error: ") and match in last
     assert ran.err.count("error") == 1
@@ -168,7 +167,9 @@ def test_a_file_that_is_no_model(run, tmp_path):
     ("error", "status", "said"),
     [
         (ValueError("no"), 1, "error: no\n"),
-        (OSError(28, "No space left"), 1, "error: [Errno 28] No space left\n"),
+        (OSError(28, "No space left"), 1, "error: No space left\n"),
+        (OSError(13, "Permission denied", "/x"), 1, "error: /x: Permission denied\n"),
+        (OSError("no folder"), 1, "error: no folder\n"),
         (MemoryError(), 1, "error: out of memory; try a smaller model or --n-ctx\n"),
         (KeyboardInterrupt(), 130, "\ninterrupted\n"),
     ],

@@ -212,7 +212,7 @@ def test_a_template_from_a_file(run, tmp_path):
     template.write_text("{% if %}")
     assert "error: chat template, line 1" in run("hello\n", *argv).err
     template.write_text("")
-    assert (run("hello\n", *argv).status, run("hello\n", *argv[:1], "/no/such").status) == (2, 1)
+    assert (run("hello\n", *argv).status, run("hello\n", *argv[:1], "/no/such").status) == (2, 2)
 
 
 def test_variables_may_have_any_name(run):
@@ -267,6 +267,7 @@ def test_a_session_is_taken_up(run, answers, tmp_path):
         *("user", "assistant") * 2,
     ]
     ran = run("", *argv, "--system", "Other.")
+    assert re.search(r"\[session\] you said: world\n\[session\] answered: .+\n", ran.err)
     assert "[session] --system takes the place of its system message\n" in ran.err
     assert json.loads(path.read_text())[0]["content"] == "Other."
     assert Path(f"{path}.state").exists(), "what was not used is not thrown away"

@@ -27,6 +27,7 @@ LAYERS = (
     "template_meter",
     "template_sandbox",
     "chat_template",
+    "nearest",
     "host memory usage",  # the machine, and the user's cache
     "prompt_file flag_table",
     # where models come from

@@ -1,6 +1,7 @@
 """What `import minfer_jax` offers, at what cost, and what the package says about itself."""
 
 import ast
+import importlib
 import pkgutil
 import subprocess
 import sys
@@ -53,6 +54,20 @@ print("jax" in sys.modules)
 def test_names_that_are_promised(name):
     assert callable(pkgutil.resolve_name(f"minfer_jax.{name}"))
     assert name.split(".")[0] in dir(minfer_jax)
+
+
+@pytest.mark.parametrize("command", ["bench", "chat", "generate", "models", "quantize"])
+def test_every_command_tells_its_version(command, capsys, monkeypatch):
+    main = importlib.import_module(f"minfer_jax.{command}").main
+    assert main([command, "--version", "--bogus"]) == 0
+    assert capsys.readouterr() == (f"minfer-jax {metadata.version('minfer-jax')}\n", "")
+
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    assert main([command, "--version"]) == 0
+    assert "is not installed" in capsys.readouterr().out
 
 
 def test_an_unknown_name():

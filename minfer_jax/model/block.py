@@ -1,6 +1,7 @@
 """One transformer block, driven by the configuration and by which weights are there."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -124,7 +125,7 @@ def mix(
     if place.tap is not None:
         q = place.tap("q", q)
     if place.tap is not None and place.tap.wants("scores", "weights"):
-        k, v = jax.tree.map(lambda plane: lax.dynamic_index_in_dim(plane, place.layer, keepdims=False), (k_cache, v_cache))
+        k, v = jax.tree.map(partial(_of_layer, layer=place.layer), (k_cache, v_cache))
         a = plain_attention(q, k, v, positions, place.held, p.sinks, scoring, place.tap)
     else:
         a = attend(q, k_cache, v_cache, place.layer, positions, place.held, p.sinks, scoring)
@@ -215,6 +216,10 @@ def _finish(
         source, norm = normed(tap, "ffn_norm", y, p.ffn_norm)
     y = mlp(source, positions, norm, p.mlp, cfg, post=p.post_ffn_norm, plus=y, tap=tap)
     return y if tap is None else tap("residual", y)
+
+
+def _of_layer(plane: Array, layer: Array) -> Array:
+    return lax.dynamic_index_in_dim(plane, layer, keepdims=False)
 
 
 def _window(place: Place, cfg: ModelConfig) -> int:

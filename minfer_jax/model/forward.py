@@ -236,16 +236,15 @@ def _layers(
     In the body each group sits in an inner loop of one turn or none. A conditional says the same,
     and can be differentiated; but XLA copies the whole cache around a conditional, and updates it
     in place through a loop. The barrier ties the weights to x: XLA would hoist their unpacking out
-    of the inner loop otherwise. If `numbered`, `run` is told each layer's number too.
+    of the inner loop otherwise. (Where it stands, reverse mode keeps all weights once a layer.) If
+    `numbered`, `run` is told each layer's number too.
     """
     specs = {group: spec for (group, _), spec in zip(params.order, cfg.layers, strict=True)}
     order = params.order[:count]
     if not order:
         return carry
     if cfg.unrolled:
-        for number, ((group, index), in_kind) in enumerate(
-            zip(order, _in_kind(cfg), strict=False)
-        ):
+        for number, ((group, index), in_kind) in enumerate(zip(order, _in_kind(cfg), strict=False)):
             p = pick(params.groups[group], index)
             carry = run(carry, specs[group], p, in_kind, number)
         return carry
@@ -259,7 +258,9 @@ def _layers(
 
     def one(number: int, carry: _Carry, row: Array) -> _Carry:
         group = present[number]
-        x, stack, row = lax.optimization_barrier((carry[0], params.groups[group], row))
+        x, stack = carry[0], params.groups[group]
+        if not differentiable:
+            x, stack, row = lax.optimization_barrier((x, stack, row))
         index, in_kind = (lax.index_in_dim(row, i, keepdims=False) for i in (0, 1))
         where = (in_kind, row[3]) if numbered else (in_kind,)
         return run((x, *carry[1:]), specs[group], pick(stack, index), *where)

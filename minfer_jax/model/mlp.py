@@ -112,6 +112,7 @@ def _experts(
     if tap is not None:
         b, t = positions.shape
         chosen = tap("experts", chosen.reshape(b, t, -1)).reshape(chosen.shape)
+        chosen = jnp.clip(chosen, -1, router.n_expert - 1)  # whatever a patch says
         weights = tap("expert_weights", weights.reshape(b, t, -1)).reshape(weights.shape)
     pairs = chosen.reshape(-1)  # P = M U
     up = [_expert_map(rows, pairs, each, cfg) for each in p.up]

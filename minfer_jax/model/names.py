@@ -159,9 +159,7 @@ OF_LAYER = {
 }
 AFTER = {
     "output_norm": Row(axes="B T D", what="the last residual normed", llama_cpp="result_norm"),
-    "logits": Row(
-        axes="B T V", what="the logits, scaled and capped", llama_cpp="result_output"
-    ),
+    "logits": Row(axes="B T V", what="the logits, scaled and capped", llama_cpp="result_output"),
 }
 OF_LAYERS = frozenset(OF_LAYER)
 
@@ -239,9 +237,7 @@ def values(
         own = sizes | {"S": slots[kv.kind(cfg.layers[layer])], "F": p.mlp.down.weight.shape[1]}
         routed = isinstance(p.mlp, Experts)
         found += [
-            value(short, row, layer, own, routed)
-            for short, row in OF_LAYER.items()
-            if row.there(p)
+            value(short, row, layer, own, routed) for short, row in OF_LAYER.items() if row.there(p)
         ]
     found += [value(short, row, None, sizes, False) for short, row in AFTER.items()]
     return {value.name: value for value in found}

@@ -11,11 +11,11 @@ import numpy as np
 from jaxtyping import Array
 
 from minfer_jax.model.names import Value, matching
-from minfer_jax.model.tap import Arrays, Edit, Functions, Key, Rows, Tap
+from minfer_jax.model.tap import Arrays, Edit, Functions, Key, Places, Rows, Tap
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Replace:
     """An array in place of a value.
 
@@ -29,7 +29,7 @@ class Replace:
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Add:
     """An array that is added to a value; attributes as of `Replace`."""
 
@@ -59,9 +59,9 @@ def resolved(patches: Mapping[str, Patch], known: Sequence[str]) -> dict[str, Pa
 def tap_of(
     known: Mapping[str, Value],
     n_layer: int,
-    keep: Iterable[str],
+    keep: Sequence[str],
     *edits: Mapping[str, Patch],
-) -> tuple[Tap, dict[str, tuple[Key, int]]]:
+) -> tuple[Tap, Places]:
     """The tap that keeps these values and makes these changes.
 
     Args:
@@ -71,7 +71,7 @@ def tap_of(
         *edits: by full names; done one after the other.
 
     Returns:
-        (tap, where it keeps each: which stack, and the row).
+        (tap, where it keeps each: `Captured.places`).
 
     Raises:
         ValueError: a patch does not fit its value.
@@ -83,9 +83,10 @@ def tap_of(
         kept={key: _rows(values, n_layer) for key, values in by_key.items()},
         edits=_edits(known, n_layer, edits),
     )
-    return tap, {
+    places = {
         value.name: (key, row) for key, values in by_key.items() for row, value in enumerate(values)
     }
+    return tap, tuple((name, places[name]) for name in keep)
 
 
 def _edits(
@@ -141,10 +142,20 @@ def _stacked(values: Sequence[Value], arrays: Sequence, dtype: str) -> Array:
     shapes = [fitting(value, np.shape(array)) for value, array in zip(values, arrays, strict=True)]
     common = np.broadcast_shapes(*shapes)
     filled = [
-        jnp.broadcast_to(jnp.asarray(array, dtype).reshape(shape), common)
+        jnp.broadcast_to(_asarray(array, dtype).reshape(shape), common)
         for array, shape in zip(arrays, shapes, strict=True)
     ]
     return jnp.stack(filled)
+
+
+def _asarray(array: object, dtype: str) -> Array:
+    try:
+        return jnp.asarray(array, dtype)
+    except (TypeError, ValueError):
+        kind = type(array).__name__
+        raise ValueError(
+            f"a patch is {kind}, expected an array, a function, Replace or Add"
+        ) from None
 
 
 def fitting(value: Value, shape: tuple[int, ...]) -> tuple[int, ...]:

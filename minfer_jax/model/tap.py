@@ -10,8 +10,8 @@ The same holds for what is put in place of a value. So one program serves any ch
 only what is asked for takes memory. Without a tap none of this is in a program.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from minfer_jax.quant.prologue import Norm, applied
 # A name without its layer, and the shape of its value, which may differ from layer to layer.
 Key = tuple[str, tuple[int, ...]]
 Kept = dict[Key, Array]  # stacks, [rows, *shape]
+Places = tuple[tuple[str, tuple[Key, int]], ...]  # full names, with stack and row
 
 
 @jax.tree_util.register_dataclass
@@ -123,6 +124,44 @@ class Tap:
             for key, rows in self.kept.items()
             if key[0] in of_layers
         }
+
+    def plus(self, deltas: Kept) -> "Tap":
+        """The same, with something added to all that is kept, last: stacks as they are kept."""
+        edits = dict(self.edits)
+        for key, delta in deltas.items():
+            last = Arrays(rows=self.kept[key], value=delta, where=None, add=True)
+            edits[key] = (*edits.get(key, ()), last)
+        return replace(self, edits=edits)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Captured(Mapping[str, Array]):
+    """Values by full name, in the order in which they are computed; a pytree.
+
+    The leaves are the stacks that were kept; a value is sliced out when it is asked for. vmap puts
+    its axis in front of each, as it does with any array.
+
+    Attributes:
+        stacks: what was kept.
+        places: static; where each is.
+    """
+
+    stacks: Kept
+    places: Places = field(metadata={"static": True})
+
+    def __getitem__(self, name: str) -> Array:
+        key, row = dict(self.places)[name]
+        stack = self.stacks[key]
+        axis = stack.ndim - 1 - len(key[1])
+        # As data: outside of jit each other row would be compiled.
+        return lax.dynamic_index_in_dim(stack, jnp.int32(row), axis, keepdims=False)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, _ in self.places)
+
+    def __len__(self) -> int:
+        return len(self.places)
 
 
 class Values:

@@ -2,7 +2,7 @@
 
     logits, state, values = forward_traced(
         params, ids, positions, state, cfg=cfg,
-        names="blk.*.attn_out", patches={"blk.3.residual": Add(value=direction)},
+        names="blk.*.attn_out", patches={"blk.3.residual": Add(direction)},
     )
 
 All is pure, and arrays may be traced: under jit they are arguments, and vmap runs over prompts (one
@@ -10,19 +10,19 @@ sequence each) or over patches. Names and functions are static. Which names ther
 shapes, is in `names`.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from minfer_jax.model import kv_state as kv
 from minfer_jax.model.config import ModelConfig
 from minfer_jax.model.forward import forward_tapped
 from minfer_jax.model.kv_state import KVState
 from minfer_jax.model.names import Value, matching, values
 from minfer_jax.model.params import Params
-from minfer_jax.model.patches import Add, Patch, check_size, resolved, tap_of
+from minfer_jax.model.patches import Patch, check_size, resolved, tap_of
+from minfer_jax.model.tap import Captured, Kept, Places, Tap
 
 MAX_BYTES = 2**31  # of what one call keeps, unless told
 
@@ -39,7 +39,7 @@ def forward_traced(
     embeddings: Float[Array, "B P D"] | None = None,
     differentiable: bool = True,
     max_bytes: int = MAX_BYTES,
-) -> tuple[Float[Array, "B T V"], KVState, dict[str, Array]]:
+) -> tuple[Float[Array, "B T V"], KVState, Captured]:
     """`forward` of all rows, with the values that were asked for.
 
     Nothing is fused here. With a cache of float32 at the highest precision the numbers are those of
@@ -63,14 +63,12 @@ def forward_traced(
         ValueError: as for `forward`; a pattern matches nothing; a patch does not fit its value, or
             has a second one; what is asked for is too large; there are more embeddings than rows.
     """
-    return _forward(
-        *(params, token_ids, positions, kv_state),
-        cfg=cfg,
-        names=names,
-        stages=(_prompt(embeddings), patches or {}),
-        differentiable=differentiable,
-        max_bytes=max_bytes,
+    known = known_values(params, cfg, token_ids.shape, kv_state)
+    tap, places = _tap(known, cfg, names, patches or {}, embeddings, max_bytes)
+    logits, kv_state, kept = forward_tapped(
+        params, token_ids, positions, kv_state, tap, cfg=cfg, differentiable=differentiable
     )
+    return logits, kv_state, Captured(stacks=kept, places=places)
 
 
 def gradients(
@@ -84,7 +82,7 @@ def gradients(
     names: str | Iterable[str],
     patches: Mapping[str, Patch] | None = None,
     embeddings: Float[Array, "B P D"] | None = None,
-) -> tuple[Array, dict[str, Array], dict[str, Array]]:
+) -> tuple[Array, Captured, Captured]:
     """A loss on the logits, and its derivative with respect to values.
 
     That of a value is how the loss changes when something is added to it, and all that follows from
@@ -103,51 +101,36 @@ def gradients(
         ValueError: as for `forward_traced`, or a value holds integers.
     """
     known = known_values(params, cfg, token_ids.shape, kv_state)
-    keep = matching(names, list(known))
-    if whole := [name for name in keep if known[name].dtype == "int32"]:
-        raise ValueError(f"{whole[0]} holds integers: there is no derivative; leave it out")
-    stages = _prompt(embeddings), patches or {}
+    tap, places = _tap(known, cfg, names, patches or {}, embeddings, MAX_BYTES)
+    if whole := [name for name, (key, _) in places if tap.kept[key].dtype == "int32"]:
+        raise ValueError(f"{whole[0]} holds integers, which have no derivative: leave it out")
 
-    def of(deltas: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-        added: dict[str, Patch] = {name: Add(value=delta) for name, delta in deltas.items()}
-        logits, _, found = _forward(
-            *(params, token_ids, positions, kv_state),
+    def of(deltas: Kept) -> tuple[Array, Kept]:
+        logits, _, kept = forward_tapped(
+            *(params, token_ids, positions, kv_state, tap.plus(deltas)),
             cfg=cfg,
-            names=keep,
-            stages=(*stages, added),
             differentiable=True,
-            max_bytes=MAX_BYTES,
         )
-        return loss(logits), found
+        return loss(logits), kept
 
-    zeros = {name: jnp.zeros(known[name].shape, jnp.float32) for name in keep}
-    (value, found), slopes = jax.value_and_grad(of, has_aux=True)(zeros)
-    return value, found, slopes
+    zeros = {key: jnp.zeros((rows.n, *key[1]), rows.dtype) for key, rows in tap.kept.items()}
+    (value, kept), slopes = jax.value_and_grad(of, has_aux=True)(zeros)
+    return value, Captured(stacks=kept, places=places), Captured(stacks=slopes, places=places)
 
 
-def _forward(
-    params: Params,
-    token_ids: Int[Array, "B T"],
-    positions: Int[Array, "B T"],
-    kv_state: KVState,
-    *,
+def _tap(
+    known: Mapping[str, Value],
     cfg: ModelConfig,
     names: str | Iterable[str],
-    stages: Sequence[Mapping[str, Patch]],
-    differentiable: bool,
+    patches: Mapping[str, Patch],
+    embeddings: Float[Array, "B P D"] | None,
     max_bytes: int,
-) -> tuple[Float[Array, "B T V"], KVState, dict[str, Array]]:
-    """Several sets of patches, one after the other: a value may have one of each."""
-    known = known_values(params, cfg, token_ids.shape, kv_state)
+) -> tuple[Tap, Places]:
+    """What `tap_of` gives for patterns; embeddings come before a patch of "embd"."""
     every = list(known)
     keep = matching(names, every)
     check_size((known[name] for name in keep), max_bytes)
-    edits = [resolved(patches, every) for patches in stages]
-    tap, places = tap_of(known, cfg.n_layer, keep, *edits)
-    logits, kv_state, kept = forward_tapped(
-        params, token_ids, positions, kv_state, tap, cfg=cfg, differentiable=differentiable
-    )
-    return logits, kv_state, {name: kept[key][row] for name, (key, row) in places.items()}
+    return tap_of(known, cfg.n_layer, keep, _prompt(embeddings), resolved(patches, every))
 
 
 def _prompt(embeddings: Float[Array, "B P D"] | None) -> dict[str, Patch]:
@@ -158,9 +141,7 @@ def _prompt(embeddings: Float[Array, "B P D"] | None) -> dict[str, Patch]:
     def put(x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         (b, t, d), found = x.shape, embeddings.shape
         if len(found) != 3 or (found[0], found[2]) != (b, d) or found[1] > t:
-            raise ValueError(
-                f"embeddings are {list(found)}, expected [B={b}, up to T={t}, D={d}]"
-            )
+            raise ValueError(f"embeddings are {list(found)}, expected [B={b}, up to T={t}, D={d}]")
         return x.at[:, : found[1]].set(embeddings)
 
     return {"embd": put}
