@@ -1,5 +1,6 @@
 """The flags of `python -m minfer_jax.compare`, and what they come to."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from minfer_jax.context import N_CTX
 from minfer_jax.flag_table import Flag, help_rows, read
 from minfer_jax.model.precision import PRECISIONS
 from minfer_jax.model_flags import as_text, help_of
+from minfer_jax.nearest import did_you_mean
 from minfer_jax.perplexity import LEAST
 from minfer_jax.perplexity import N_CTX as N_WINDOW
 from minfer_jax.prompt_file import read_text
@@ -131,9 +133,9 @@ def parse(argv: Sequence[str]) -> Options:
         expected = "MODEL, or A B" if perplexity else "A B (one model goes with --perplexity)"
         raise UsageError(f"{len(positional)} models, expected {expected}; --help shows examples")
     if value["chunks"] is not None and not perplexity:
-        raise UsageError("--chunks is for --perplexity")
+        raise UsageError("--chunks needs --perplexity: other texts are run as a whole")
     if value["plot"] is not None and len(positional) == 1:
-        raise UsageError("--plot draws how two models differ: give both")
+        raise UsageError("--plot needs two models: it draws how they differ")
     n_ctx = value["n-ctx"] or (N_WINDOW if perplexity else N_CTX)
     return Options(
         specs=tuple(map(spec, positional)),
@@ -154,6 +156,9 @@ def spec(name: str) -> Spec:
 
     Args:
         name: such as "smollm2@highest@f16"; the two in either order.
+
+    Raises:
+        UsageError: a word after an @ is none of these, nor a part of the reference.
     """
     model, precision, cache_type = name, None, None
     while True:
@@ -164,6 +169,12 @@ def spec(name: str) -> Spec:
             model, cache_type = rest, word
         else:
             break
+    if rest and word.isidentifier() and not (model.startswith("hf:") or os.path.exists(model)):
+        known = *PRECISIONS, *CACHE_TYPES
+        raise UsageError(
+            f"{name!r}: {word!r} is no precision or cache type{did_you_mean(word, known)}, "
+            f"expected one of {', '.join(known)}"
+        )
     return Spec(name=name, model=model, precision=precision or "default", cache_type=cache_type)
 
 
@@ -171,7 +182,7 @@ def _text(given: dict[str, str | None]) -> str:
     """The text of the one flag that is given, or the built-in one."""
     flags = [name for name, value in given.items() if value is not None]
     if len(flags) > 1:
-        raise UsageError(f"there are {len(flags)} texts: give one of --{', --'.join(flags)}")
+        raise UsageError(f"--{' and --'.join(flags)}: give one of them")
     for name in flags:
         value = str(given[name])
         return as_text(value) if name == "text" else read_text(value, "the text file")

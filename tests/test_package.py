@@ -56,7 +56,7 @@ def test_names_that_are_promised(name):
     assert name.split(".")[0] in dir(minfer_jax)
 
 
-@pytest.mark.parametrize("command", ["bench", "chat", "generate", "models", "quantize"])
+@pytest.mark.parametrize("command", ["bench", "chat", "compare", "generate", "models", "quantize"])
 def test_every_command_tells_its_version(command, capsys, monkeypatch):
     main = importlib.import_module(f"minfer_jax.{command}").main
     assert main([command, "--version", "--bogus"]) == 0
@@ -105,7 +105,8 @@ def test_presets_go_into_the_package():
 def test_dependencies_are_what_is_imported():
     """By name of the module; pip is run, not imported; jaxlib comes with jax."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    declared = {line.split(">")[0].split("[")[0] for line in project["dependencies"]}
+    lines = project["dependencies"] + project["optional-dependencies"]["plot"]
+    declared = {line.split(">")[0].split("[")[0] for line in lines}
     declared = {"absl" if name == "absl-py" else name for name in declared - {"pip"}}
     imported = set()
     for path in (ROOT / "minfer_jax").rglob("*.py"):
