@@ -20,7 +20,6 @@ from jaxtyping import Float
 
 from minfer_jax import state_file
 from minfer_jax.batch import checked_rows, draw_rows
-from minfer_jax.burst import burst
 from minfer_jax.context import (
     CHUNK,
     MAX_TOKENS,
@@ -35,7 +34,7 @@ from minfer_jax.logit_rows import logit_parts, logit_rows
 from minfer_jax.model.config import MAX_POSITIONS, ModelConfig
 from minfer_jax.model.params import Params
 from minfer_jax.model.patches import Patch, resolved
-from minfer_jax.programs import Compile, all_logits, prefill, program_name
+from minfer_jax.programs import Compile
 from minfer_jax.prompt_lookup import drafter_of
 from minfer_jax.run_options import Drawn, TokenConstraint, Watch, checked_options
 from minfer_jax.run_stats import RunStats
@@ -286,22 +285,8 @@ class Engine:
     def logit_parts(
         self, token_ids: Sequence[int], first: int = 0
     ) -> Iterator[Float[np.ndarray, "n V"]]:
-        """As `logits`, call by call: all rows of a long text may be more than memory holds.
-
-        Args:
-            token_ids: at most n_ctx.
-            first: the position that the rows begin at; those before it cost less.
-
-        Yields:
-            float32, the next rows, as many as one prefill takes.
-
-        Raises:
-            EngineError: as for `logits`; first is no position of the text; another run has begun
-                meanwhile.
-        """
+        """As `logits`, from position `first` on, call by call; see `logit_rows.logit_parts`."""
         ids = self._checked(token_ids)
-        if not 0 <= (first := whole("first", first)) < len(ids):
-            raise EngineError(f"first is {first}, expected 0 to {len(ids) - 1}")
         self.forget()
         return logit_parts(self._runner, ids, None, first)
 
@@ -433,16 +418,7 @@ class Engine:
         """The programs of one text without guesses, by name: what traces each anew."""
         watch = Watch(n_top=0, tell=lambda drawn: None)
         runs = [self._new([0], SamplingParams(), None, who) for who in (None, watch)]
-        forms = [self._runner.form(run) for run in runs]
-        programs = [(prefill, n, ()) for n in self._runner.buckets]
-        programs += [(form.function, 1, (form.sampler, form.args, burst(1))) for form in forms]
-        programs += [(all_logits, self._runner.buckets[-1], ())]
-        return {
-            program_name(function, n): partial(
-                self._runner.programs.trace, function, self.params, n, *others
-            )
-            for function, n, others in programs
-        }
+        return self._runner.traces(self.params, runs)
 
     @property
     def kv_bytes(self) -> int:

@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from minfer_jax.burst import burst
+from minfer_jax.context import EngineError
 from minfer_jax.programs import all_logits, decode, prefill
 from minfer_jax.runner import Runner, at, padded
 from minfer_jax.sampling import SamplingParams, init_state
@@ -46,8 +47,10 @@ def logit_parts(
         float32, the next rows: `chunk` of them, or what is left.
 
     Raises:
-        EngineError: another run has begun meanwhile.
+        EngineError: first is no position of the text; another run has begun meanwhile.
     """
+    if not 0 <= first < len(ids):
+        raise EngineError(f"first is {first}, expected 0 to {len(ids) - 1}")
     programs, number = runner.programs, runner.number
     chosen = SamplingParams(temperature=0.0)
     args, sampler = chosen.arrays(), init_state(chosen, [])

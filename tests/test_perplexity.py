@@ -121,7 +121,7 @@ def test_another_text_compiles_nothing(engine):
 @pytest.mark.parametrize("first", [-1, 9])
 def test_a_first_row_that_there_is_not(engine, first):
     with pytest.raises(EngineError, match=f"first is {first}, expected 0 to 8"):
-        engine.logit_parts(TEXT[:9], first)
+        next(engine.logit_parts(TEXT[:9], first))
 
 
 def test_a_run_that_is_overtaken(engine):
