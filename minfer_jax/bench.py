@@ -17,20 +17,24 @@ if __name__ == "__main__":  # Ctrl-C during the imports below ends it without a 
 import resource
 
 import jax
+from jax.stages import Compiled, Lowered
 from tqdm import tqdm
 
 from minfer_jax import (
-    bench_compile,
     bench_drafts,
     bench_memory,
+    bench_plot,
+    bench_reports,
+    bench_sweep,
     host,
     metadata_report,
+    plotting,
     sources,
 )
 from minfer_jax.bench_flags import Options, help_text, parse
 from minfer_jax.bench_peer import LlamaBenchPeer, PackagePeer, Peer
 from minfer_jax.bench_rows import Run, backend, kernels, row, run_columns
-from minfer_jax.bench_table import render
+from minfer_jax.bench_table import Columns, render
 from minfer_jax.bench_tests import BenchTest, all_tests, measure
 from minfer_jax.command import guarded, leave, say, with_flags
 from minfer_jax.context import N_CTX, EngineError
@@ -62,7 +66,7 @@ def _run(options: Options) -> int:
     cfg = read_model_config(file, options.precision, options.cache_type)
     n_ctx = _n_ctx(options, tests, cfg.n_ctx_train)
     if options.compiling:
-        rows, columns = _compile_rows(file, options, n_ctx), bench_compile.COLUMNS
+        rows, columns = _compile_rows(file, options, n_ctx)
     elif options.drafting:
         rows, columns = _draft_rows(file, options, n_ctx, threads), bench_drafts.COLUMNS
     else:
@@ -127,18 +131,38 @@ def _bar(total: int) -> tqdm:
     return tqdm(total=total, leave=False, disable=not sys.stderr.isatty())
 
 
-def _compile_rows(file: GGUFFile, options: Options, n_ctx: int) -> list[dict[str, Any]]:
-    engine = _load(file, options, n_ctx)[0].engine
-    with _bar(len(engine.traces()) * options.repeat) as bar:
-        rows = bench_compile.measure(engine, repeat=options.repeat, on_turn=bar.update)
+def _compile_rows(
+    file: GGUFFile, options: Options, n_ctx: int
+) -> tuple[list[dict[str, Any]], Columns]:
+    if options.plot is not None:
+        plotting.check(options.plot)
+    model, _ = _load(file, options, n_ctx)
+    engines = bench_sweep.engines(
+        model.params, model.cfg, options.variants, n_ctx=n_ctx, prefill_chunk=options.prefill_chunk
+    )
+    n_programs = sum(len(engine.recipes()) for _, engine in engines)
+    say(f"Compiling {n_programs} programs, of {len(engines)} combinations of shapes")
     shared = {
         "model": file.path.stem,
         "backend": backend(),
-        "precision": engine.cfg.precision,
-        "n_ctx": engine.n_ctx,
+        "precision": model.cfg.precision,
         "kernels": kernels(),
     }
-    return [{**shared, **row} for row in rows]
+
+    def written(labels: dict[str, Any], name: str, lowered: Lowered, compiled: Compiled) -> None:
+        if options.write is not None:
+            names = {"model": shared["model"], **labels}
+            bench_reports.write(options.write, names, name, lowered, compiled)
+
+    with _bar(n_programs * options.repeat) as bar:
+        rows = bench_sweep.measure(
+            engines, repeat=options.repeat, on_turn=bar.update, on_program=written
+        )
+    if options.plot is not None:
+        title = f"{shared['model']}, {shared['backend']}, kernels: {shared['kernels']}"
+        bench_plot.draw(rows, options.plot, title=title)
+        say(f"Plot: {options.plot}")
+    return [{**shared, **row} for row in rows], bench_sweep.columns(engines)
 
 
 def _draft_rows(file: GGUFFile, options: Options, n_ctx: int, threads: int) -> list[dict[str, Any]]:

@@ -2,8 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from minfer_jax.bench_peer import PACKAGES
+from minfer_jax.bench_sweep import LAYERS, MOST, Variant, variants
 from minfer_jax.bench_table import FORMATS
 from minfer_jax.context import CHUNK, N_CTX
 from minfer_jax.flag_table import Flag, help_rows, read
@@ -63,9 +66,8 @@ FLAGS = (
     ),
     Flag(
         name="n-ctx",
-        kind=int,
+        kind=str,
         text=f"positions [max(p, d) + n + 16; with --compile {N_CTX}]",
-        least=1,
     ),
     Flag(
         name="precision",
@@ -78,7 +80,11 @@ FLAGS = (
         name="cache-type",
         kind=str,
         text="as for generate [f16; at highest f32]",
-        choices=tuple(CACHE_TYPES),
+    ),
+    Flag(
+        name="layers",
+        kind=str,
+        text=f"{' or '.join(LAYERS)}; --compile takes several of these: A,B",
     ),
     Flag(name="prefill-chunk", kind=int, text="as for generate", default=CHUNK, least=1),
     Flag(
@@ -94,6 +100,8 @@ FLAGS = (
         text="time the compiling of each program instead",
         default=False,
     ),
+    Flag(name="plot", kind=str, text="draw what --compile found, to FILE.png, .svg or .pdf"),
+    Flag(name="write", kind=str, text="StableHLO, HLO and memory of each program to this folder"),
     Flag(
         name="draft-ngram",
         kind=bool,
@@ -121,6 +129,7 @@ GGUF file, a cached name, or an alias ({aliases}) [{default}].
   python -m minfer_jax.bench smollm2 --vs llama.cpp --vs ik_llama.cpp
   python -m minfer_jax.bench smollm2 --llama-bench ~/llama.cpp/llama-bench
   python -m minfer_jax.bench smollm2 --compile
+  python -m minfer_jax.bench smollm2 --compile --n-ctx 1024,4096 --plot cost.png
   python -m minfer_jax.bench smollm2 --draft-ngram -n 256
 
 {flags}
@@ -138,15 +147,16 @@ class Options:
         depths: how many tokens are in the context when a decode test begins.
         repeat: repetitions that count.
         output: one of FORMATS.
-        n_ctx: positions of context, or None for what the tests need.
         threads: CPU threads, or None for all.
         precision: "default" or "highest".
-        cache_type: of keys and values, or None for what the precision implies.
+        variants: contexts, cache types and forms of layers; several where compiling.
         prefill_chunk: prompt tokens that are run at once.
         peers: names of PACKAGES, each once, in the order given.
         peer_python: the interpreter that has the peers' packages; None for this one.
         llama_bench: a llama-bench program that stands for the package, or None.
         compiling: benchmark compiling in place of running.
+        plot: where to draw what that found, or None.
+        write: the folder for the programs as texts, or None.
         draft_ngram: measure what guesses from the text win, in place of the tests.
         draft: the same of a draft model, a reference; or None.
         draft_max: guesses that one call checks at most, or None for what is usual.
@@ -158,18 +168,29 @@ class Options:
     depths: tuple[int, ...]
     repeat: int
     output: str
-    n_ctx: int | None
+    variants: tuple[Variant, ...]
     threads: int | None
     precision: str
-    cache_type: str | None
     prefill_chunk: int
     peers: tuple[str, ...]
     peer_python: str | None
     llama_bench: str | None
     compiling: bool
+    plot: Path | None = None
+    write: Path | None = None
     draft_ngram: bool = False
     draft: str | None = None
     draft_max: int | None = None
+
+    @property
+    def n_ctx(self) -> int | None:
+        """Positions of context of the first variant, or None for what the tests need."""
+        return self.variants[0].n_ctx
+
+    @property
+    def cache_type(self) -> str | None:
+        """Of keys and values of the first variant, or None for what the precision implies."""
+        return self.variants[0].cache_type
 
     @property
     def drafting(self) -> bool:
@@ -199,13 +220,8 @@ def parse(argv: Sequence[str]) -> Options:
     repeat, compiling = value["repetitions"], value["compile"]
     if not any(n_prompt + n_gen) and not compiling:
         raise UsageError("-p and -n are both 0: there is nothing to measure")
-    for name in value["vs"]:
-        if name not in PACKAGES:
-            raise UsageError(
-                f"--vs is {name[:40]!r}{did_you_mean(name, PACKAGES)}, expected one of "
-                f"{', '.join(PACKAGES)}"
-            )
-    peers = tuple(dict.fromkeys(value["vs"] + ["llama.cpp"] * bool(value["llama-bench"])))
+    chosen = [name for one in value["vs"] for name in _names("--vs", one, tuple(PACKAGES))]
+    peers = tuple(dict.fromkeys(chosen + ["llama.cpp"] * bool(value["llama-bench"])))
     drafting = value["draft-ngram"] or value["draft"] is not None
     if compiling and peers:
         raise UsageError("--compile times our own compiling: leave out --vs and --llama-bench")
@@ -226,28 +242,61 @@ def parse(argv: Sequence[str]) -> Options:
         depths=_numbers("-d", value["n-depth"]),
         repeat=(1 if compiling else REPETITIONS) if repeat is None else repeat,
         output=value["output"],
-        n_ctx=value["n-ctx"],
+        variants=_variants(value),
         threads=value["threads"],
         precision=value["precision"],
-        cache_type=value["cache-type"],
         prefill_chunk=value["prefill-chunk"],
         peers=peers,
         peer_python=value["vs-python"],
         llama_bench=value["llama-bench"],
         compiling=compiling,
+        plot=None if value["plot"] is None else Path(value["plot"]),
+        write=None if value["write"] is None else Path(value["write"]),
         draft_ngram=value["draft-ngram"],
         draft=value["draft"],
         draft_max=value["draft-max"],
     )
 
 
-def _numbers(flag: str, text: str) -> tuple[int, ...]:
+def _variants(value: dict[str, Any]) -> tuple[Variant, ...]:
+    """What is compiled, or run: one variant unless --compile is given."""
+    for flag in ("layers", "plot", "write"):
+        if value[flag] is not None and not value["compile"]:
+            raise UsageError(f"--{flag} needs --compile: nothing else heeds it")
+    n_ctx = () if value["n-ctx"] is None else _numbers("--n-ctx", value["n-ctx"], 1)
+    found = variants(
+        n_ctx,
+        _names("--cache-type", value["cache-type"], tuple(CACHE_TYPES)),
+        _names("--layers", value["layers"], LAYERS),
+    )
+    if len(found) > 1 and not value["compile"]:
+        raise UsageError("several --n-ctx or --cache-type need --compile: give one of each")
+    if len(found) > MOST:
+        raise UsageError(f"{len(found)} combinations to compile, expected {MOST} at most")
+    return found
+
+
+def _names(flag: str, text: str | None, known: Sequence[str]) -> tuple[str, ...]:
+    """The names of a list, each once."""
+    names = [] if text is None else [part.strip() for part in text.split(",")]
+    for name in names:
+        if name not in known:
+            raise UsageError(
+                f"{flag} is {name[:40]!r}{did_you_mean(name, known)}, expected one of "
+                f"{', '.join(known)}"
+            )
+    return tuple(dict.fromkeys(names))
+
+
+def _numbers(flag: str, text: str, least: int = 0) -> tuple[int, ...]:
     """The numbers of a list, each once."""
-    return tuple(dict.fromkeys(_number(flag, part.strip()) for part in text.split(",")))
+    return tuple(dict.fromkeys(_number(flag, part.strip(), least) for part in text.split(",")))
 
 
-def _number(flag: str, text: str) -> int:
+def _number(flag: str, text: str, least: int) -> int:
     is_number = text.isascii() and text.isdecimal() and len(text) <= len(str(_MOST))
-    if not is_number or int(text) > _MOST:
-        raise UsageError(f"{flag} has {text[:40]!r}, expected whole numbers from 0 to {_MOST}")
+    if not is_number or not least <= int(text) <= _MOST:
+        raise UsageError(
+            f"{flag} has {text[:40]!r}, expected whole numbers from {least} to {_MOST}"
+        )
     return int(text)

@@ -28,6 +28,7 @@ from minfer_jax.command import guarded, keep_arguments, leave, say, with_flags
 from minfer_jax.conversation import Conversation, Message
 from minfer_jax.model.config import MAX_POSITIONS
 from minfer_jax.model_command import loaded, opened
+from minfer_jax.nearest import did_you_mean
 from minfer_jax.prompt import template_of
 from minfer_jax.tokenizer import Tokenizer
 from minfer_jax.usage import UsageError
@@ -112,7 +113,8 @@ def _goes_on(turns: Turns, text: str, single_turn: bool) -> bool:
             turns.say(rest)
         return not (single_turn and rest.strip())
     if name not in COMMANDS:
-        say(f"no command /{name}: /help lists them, and //{name} says it")
+        meant = did_you_mean(f"/{name}", [f"/{known}" for known in COMMANDS])
+        say(f"no command /{name}{meant}: /help lists them, and //{name} says it")
         return True
     command = COMMANDS[name]
     if rest and not command.takes_text:

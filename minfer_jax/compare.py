@@ -17,7 +17,7 @@ if __name__ == "__main__":  # Ctrl-C during the imports below ends it without a 
 from absl import logging
 from tqdm import tqdm
 
-from minfer_jax import compare_layers, compare_plot, host, metadata_report, sources
+from minfer_jax import compare_layers, compare_plot, host, metadata_report, plotting, sources
 from minfer_jax.command import guarded, leave, say, with_flags
 from minfer_jax.compare_flags import Options, Spec, help_text, parse
 from minfer_jax.compare_report import Comparison, as_json, as_text
@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _run(options: Options) -> int:
     if options.plot is not None:
-        compare_plot.check()
+        plotting.check(options.plot)
     host.use_threads(options.threads)
     logging.use_absl_handler()
     logging.set_verbosity(logging.WARNING)
@@ -63,8 +63,7 @@ def _run(options: Options) -> int:
         with replacing(options.json) as file:
             file.write((json.dumps(as_json(found), allow_nan=False) + "\n").encode())
     if options.plot is not None:
-        with replacing(options.plot) as file:
-            compare_plot.draw(found, file, options.plot.suffix[1:].lower())
+        compare_plot.draw(found, options.plot)
     return 0
 
 

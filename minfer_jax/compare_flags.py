@@ -13,12 +13,12 @@ from minfer_jax.model_flags import as_text, help_of
 from minfer_jax.nearest import did_you_mean
 from minfer_jax.perplexity import LEAST
 from minfer_jax.perplexity import N_CTX as N_WINDOW
+from minfer_jax.plotting import ENDINGS
 from minfer_jax.prompt_file import read_text
 from minfer_jax.quant.cache import CACHE_TYPES
 from minfer_jax.usage import UsageError
 
 _BUILT_IN = "\n\n".join(PROMPTS.values())  # code, prose and requests, some 600 tokens
-_PICTURES = (".png", ".svg", ".pdf")
 _WORST = 10
 
 _FLAGS = (
@@ -39,7 +39,7 @@ _FLAGS = (
     Flag(name="worst", kind=int, text="positions to show", default=_WORST, least=0),
     Flag(name="layers", kind=bool, text="where in the model they part; --nolayers", default=True),
     Flag(name="json", kind=str, text="write all of it into this file, position by position"),
-    Flag(name="plot", kind=str, text="draw it into this file: .png, .svg or .pdf"),
+    Flag(name="plot", kind=str, text=f"draw it into this file: {', '.join(ENDINGS)}"),
     Flag(name="threads", kind=int, text="CPU threads; all if not given", short="t", least=1),
 )
 _TEXT = """\
@@ -145,8 +145,8 @@ def parse(argv: Sequence[str]) -> Options:
         chunks=value["chunks"],
         worst=value["worst"],
         layers=value["layers"] and len(positional) == 2,
-        json=_output("json", value["json"]),
-        plot=_output("plot", value["plot"], _PICTURES),
+        json=None if value["json"] is None else _new_file(value["json"]),
+        plot=None if value["plot"] is None else Path(value["plot"]),
         threads=value["threads"],
     )
 
@@ -189,14 +189,10 @@ def _text(given: dict[str, str | None]) -> str:
     return _BUILT_IN
 
 
-def _output(flag: str, name: str | None, endings: tuple[str, ...] = ()) -> Path | None:
-    """A file that can be written, told before anything long begins."""
-    if name is None:
-        return None
+def _new_file(name: str) -> Path:
+    """Where --json goes: a place for a file, told before anything long begins."""
     path = Path(name)
-    if endings and path.suffix.lower() not in endings:
-        raise UsageError(f"--{flag} is {name!r}, expected a name that ends in {', '.join(endings)}")
     if path.is_dir() or not path.parent.is_dir():
         what = "is a folder" if path.is_dir() else "is in a folder that does not exist"
-        raise UsageError(f"--{flag}: {name!r} {what}; the path of a file is expected")
+        raise UsageError(f"--json: {name!r} {what}; the path of a file is expected")
     return path

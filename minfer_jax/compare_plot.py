@@ -1,39 +1,30 @@
-"""A comparison as a picture: how far two models are apart at each position, and in each layer.
+"""A comparison as a picture: how far two models are apart at each position, and in each layer."""
 
-matplotlib is loaded when a picture is asked for; the extra `plot` brings it.
-"""
-
-from importlib import util
-from typing import IO
+from pathlib import Path
 
 import numpy as np
 
 from minfer_jax.compare_report import Comparison
-from minfer_jax.usage import UsageError
+from minfer_jax.plotting import figure, save
 
 _LEAST = 1e-12  # what a logarithmic axis shows of 0
 
 
-def check() -> None:
-    """UsageError, which says how to install it, if matplotlib is absent."""
-    if util.find_spec("matplotlib") is None:
-        raise UsageError("--plot needs matplotlib: pip install 'minfer-jax[plot]'")
-
-
-def draw(found: Comparison, file: IO[bytes], kind: str) -> None:
+def draw(found: Comparison, path: Path) -> None:
     """Write a picture.
 
     Args:
         found: of two models.
-        file: where to.
-        kind: "png", "svg" or "pdf".
-    """
-    from matplotlib.figure import Figure
+        path: the file to write; its ending says the kind.
 
+    Raises:
+        OSError: the file cannot be written.
+    """
+    rows = 1 if found.layers is None else 2
+    picture, axes = figure(rows, 1, size=(9.0, 0.4 + 3.0 * rows))
+    axes = np.atleast_1d(axes)
     names = [model["name"] for model in found.models]
-    figure = Figure(figsize=(9, 3.4 if found.layers is None else 6.4), layout="constrained")
-    axes = figure.subplots(1 if found.layers is None else 2, squeeze=False)[:, 0]
-    figure.suptitle(f"A: {names[0]}    B: {names[1]}", parse_math=False)
+    picture.suptitle(f"A: {names[0]}    B: {names[1]}", parse_math=False)
     kl = np.maximum(found.positions.kl[0], _LEAST)
     mean = float(found.positions.kl[0].mean())
     axes[0].semilogy(found.places, kl, ".", markersize=3, color="C0")
@@ -51,4 +42,4 @@ def draw(found: Comparison, file: IO[bytes], kind: str) -> None:
         axes[1].legend(loc="best")
     for one in axes:
         one.grid(alpha=0.3)
-    figure.savefig(file, format=kind, dpi=144)
+    save(picture, path)

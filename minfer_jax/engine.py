@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import jax
 import numpy as np
 from jaxtyping import Float
 
@@ -33,8 +32,8 @@ from minfer_jax.context import (
 from minfer_jax.logit_rows import logit_parts, logit_rows
 from minfer_jax.model.config import MAX_POSITIONS, ModelConfig
 from minfer_jax.model.params import Params
-from minfer_jax.model.patches import Patch, resolved
-from minfer_jax.programs import Compile
+from minfer_jax.model.patches import Patch
+from minfer_jax.programs import Compile, Recipe
 from minfer_jax.prompt_lookup import drafter_of
 from minfer_jax.run_options import Drawn, TokenConstraint, Watch, checked_options
 from minfer_jax.run_stats import RunStats
@@ -323,15 +322,7 @@ class Engine:
         Raises:
             EngineError: a pattern matches nothing, or two match one name.
         """
-        try:
-            resolved(patches, self._tracer.names(self.params))
-        except ValueError as e:
-            raise EngineError(str(e)) from None
-
-        def run(ids: Sequence[int], names: str | Iterable[str], given: Mapping) -> Trace:
-            return self._tracer.run(self.params, self._checked(ids), names, given)
-
-        return Patched(patches=dict(patches), run=run)
+        return self._tracer.patched(patches, lambda ids: (self.params, self._checked(ids)))
 
     @property
     def stats(self) -> RunStats:
@@ -414,11 +405,11 @@ class Engine:
         """Seconds spent compiling so far."""
         return self._runner.programs.seconds
 
-    def traces(self) -> dict[str, Callable[[], jax.stages.Traced]]:
-        """The programs of one text without guesses, by name: what traces each anew."""
+    def recipes(self) -> dict[str, Recipe]:
+        """The programs of one text without guesses, by name: what makes each anew."""
         watch = Watch(n_top=0, tell=lambda drawn: None)
         runs = [self._new([0], SamplingParams(), None, who) for who in (None, watch)]
-        return self._runner.traces(self.params, runs)
+        return self._runner.recipes(self.params, runs)
 
     @property
     def kv_bytes(self) -> int:

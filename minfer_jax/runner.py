@@ -17,7 +17,15 @@ from minfer_jax.decode_form import Form, form_of
 from minfer_jax.kv_store import KVStore
 from minfer_jax.model.config import ModelConfig
 from minfer_jax.model.params import Params
-from minfer_jax.programs import Programs, all_logits, decode, prefill, program_name, verify
+from minfer_jax.programs import (
+    Programs,
+    Recipe,
+    all_logits,
+    decode,
+    prefill,
+    program_name,
+    verify,
+)
 from minfer_jax.run_options import Drawn
 from minfer_jax.run_stats import Clock, Pace, RunStats
 from minfer_jax.session import Session
@@ -305,16 +313,14 @@ class Runner:
             why = ", or logit_bias and the constraint leave no token"
         return EngineError(f"the model gave no finite logits at position {position}{why}")
 
-    def traces(
-        self, params: Params, runs: Sequence[Session]
-    ) -> dict[str, Callable[[], jax.stages.Traced]]:
-        """The programs of such sessions without guesses, by name: what traces each anew."""
+    def recipes(self, params: Params, runs: Sequence[Session]) -> dict[str, Recipe]:
+        """The programs of such sessions without guesses, by name: what makes each anew."""
         forms = [self.form(run) for run in runs]
         programs = [(prefill, n, ()) for n in self.buckets]
-        programs += [(form.function, 1, (form.sampler, form.args, burst(1))) for form in forms]
+        programs += [(form.function, 1, (form.sampler, form.args, burst(BURST))) for form in forms]
         programs += [(all_logits, self.buckets[-1], ())]
         return {
-            program_name(function, n): partial(self.programs.trace, function, params, n, *others)
+            program_name(function, n): self.programs.recipe(function, params, n, *others)
             for function, n, others in programs
         }
 

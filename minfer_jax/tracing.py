@@ -83,6 +83,32 @@ class Tracer:
         """All names that this model's values have, in the order in which they are computed."""
         return list(self._known(params, 1))
 
+    def patched(
+        self,
+        patches: Mapping[str, Patch],
+        given: Callable[[Sequence[int]], tuple[Params, np.ndarray]],
+    ) -> "Patched":
+        """What runs texts with these patches.
+
+        Args:
+            patches: by patterns.
+            given: the weights, and the ids of a text as `run` takes them.
+
+        Raises:
+            EngineError: a pattern matches nothing, or two match one name.
+        """
+        try:
+            resolved(patches, self.names(given([0])[0]))
+        except ValueError as e:
+            raise EngineError(str(e)) from None
+
+        def run(
+            ids: Sequence[int], names: str | Iterable[str], patches: Mapping[str, Patch]
+        ) -> Trace:
+            return self.run(*given(ids), names, patches)
+
+        return Patched(patches=dict(patches), run=run)
+
     def run(
         self,
         params: Params,

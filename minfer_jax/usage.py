@@ -36,8 +36,10 @@ def read_flags(values: flags.FlagValues, argv: Sequence[str]) -> list[str]:
         return values(list(argv))[1:]
     except flags.UnrecognizedFlagError as e:
         known = [f"--{name}" for name in values if len(name) > 1 and name not in _ABSLS_OWN]
-        name = e.flagname if len(e.flagname) == 1 else f"-{e.flagname}"
-        problem = f"there is no flag {f'-{name}'[:40]!r}{did_you_mean(f'-{name}', known)}"
+        name = _as_typed(e.flagname, argv)
+        problem = f"there is no flag {name[:40]!r}{did_you_mean(name, known)}"
+        if " " in name:
+            problem += ", and words that begin with - go behind --"
     except flags.IllegalFlagValueError as e:
         problem = str(e)
         if match := _ILLEGAL.match(problem):
@@ -46,6 +48,12 @@ def read_flags(values: flags.FlagValues, argv: Sequence[str]) -> list[str]:
     except flags.Error as e:
         problem = str(e)
     raise UsageError(f"{' '.join(problem.split())} (--help lists the flags)")
+
+
+def _as_typed(name: str, argv: Sequence[str]) -> str:
+    """A flag with its dashes."""
+    words = (word.split("=")[0] for word in argv if word.startswith("-"))
+    return next((word for word in words if word.lstrip("-") == name.lstrip("-")), f"--{name}")
 
 
 def _expected(flag: flags.Flag) -> str:

@@ -4,6 +4,7 @@ import pytest
 
 from minfer_jax.bench_flags import FLAGS, Options, help_text, parse
 from minfer_jax.bench_peer import PACKAGES
+from minfer_jax.bench_sweep import Variant
 from minfer_jax.usage import UsageError
 
 
@@ -19,10 +20,9 @@ def test_defaults():
         depths=(0,),
         repeat=5,
         output="md",
-        n_ctx=None,
         threads=None,
         precision="default",
-        cache_type=None,
+        variants=(Variant(),),
         prefill_chunk=512,
         peers=(),
         peer_python=None,
@@ -44,16 +44,25 @@ def test_all_flags_in_any_order():
         depths=(0, 2048),
         repeat=3,
         output="json",
-        n_ctx=4096,
         threads=2,
         precision="highest",
-        cache_type="bf16",
+        variants=(Variant(n_ctx=4096, cache_type="bf16"),),
         prefill_chunk=64,
         peers=("ik_llama.cpp", "llama.cpp"),
         peer_python="/v/bin/python",
         llama_bench=None,
         compiling=False,
     )
+
+
+def test_what_is_compiled_is_every_combination():
+    found = options("--compile", "--n-ctx", "16,32,16", "--layers", "unrolled,looped").variants
+    assert [(v.n_ctx, v.cache_type, v.layers) for v in found] == [
+        (16, None, "unrolled"),
+        (16, None, "looped"),
+        (32, None, "unrolled"),
+        (32, None, "looped"),
+    ]
 
 
 def test_drafts_are_measured_alone():
@@ -108,7 +117,12 @@ def test_compiling_is_repeated_only_when_told():
         ("-d ٣", "-d has"),
         ("-p 99999999999999999999", "-p has '9999"),
         ("-p 2147483648", "to 2147483647"),
-        ("--n-ctx 0", "--n-ctx is 0, expected 1"),
+        ("--n-ctx 0", "--n-ctx has '0', expected whole numbers from 1"),
+        ("--n-ctx 16,32", "several --n-ctx or --cache-type need --compile"),
+        ("--cache-type f16,q8_1", "--cache-type is 'q8_1' (did you mean 'q8_0'?)"),
+        ("--layers looped", "--layers needs --compile"),
+        ("--plot a.png", "--plot needs --compile"),
+        (f"--compile --n-ctx {','.join(map(str, range(1, 66)))}", "65 combinations"),
         ("-o xml", "--output is 'xml', expected one of md, csv, json"),
         (
             "--vs llama_cpp",

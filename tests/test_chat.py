@@ -154,12 +154,13 @@ def test_what_is_a_command(typed, name, rest):
 
 def test_commands(run, answers):
     first, second, third = answers("hello", "world", "/regen")
-    ran = run("hello\n/help\n/nonsense\nworld\n/stats\n//regen\n/regen\n", *SHORT)
+    ran = run("hello\n/help\n/nonsense\n/stat\nworld\n/stats\n//regen\n/regen\n", *SHORT)
     assert ran.out == lines(first, second, third, third)
     for command in COMMANDS.values():
         assert command.usage in ran.err
     assert all(len(line) < 80 for line in ran.err.splitlines() if line.startswith("  "))
     assert "no command /nonsense: /help lists them, and //nonsense says it\n" in ran.err
+    assert "no command /stat (did you mean '/stats'?): /help lists them" in ran.err
     assert re.search(r"^\[stats\] latest answer: 8 tokens in ", ran.err, re.MULTILINE)
     assert re.search(rf"^\[turn 3\] regen: {RATE}$", ran.err, re.MULTILINE)
     assert "ended after 3 turn(s)" in ran.err
@@ -293,7 +294,7 @@ def test_what_is_dropped_from_the_context_stays_in_the_session(run, tmp_path):
     assert dropped == [False] + [True] * n + [False] * (24 - n)
     assert 0 < n < 24
     ran = run("hello\n", *argv)
-    found = re.search(r"\[session\] (\d+) of (\d+) tokens are as ", ran.err)
+    found = re.search(r"\[session\] (\d+) of (\d+) tokens need not be ", ran.err)
     assert found and int(found[1]) > int(found[2]) // 2, "the state fits what is left"
     assert len(json.loads(path.read_text())) == 27
     run("/clear\n", *argv)

@@ -14,7 +14,8 @@ ROWS = arrays(np.float32, (5, 7), elements=st.floats(-30, 30, width=32))
 
 
 def test_by_hand():
-    a, b = np.log(np.float32([[0.5, 0.5, 1e-30]])), np.log(np.float32([[0.25, 0.75, 1e-30]]))
+    probs = np.array([[[0.5, 0.5, 1e-30]], [[0.25, 0.75, 1e-30]]], np.float32)
+    a, b = np.log(probs)
     found = said([a, b + 3], np.array([1]))  # what is added to a row is nothing
     assert len(found) == 1
     np.testing.assert_allclose(found.nll, -np.log([[0.5], [0.75]]), rtol=1e-6)

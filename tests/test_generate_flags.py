@@ -157,6 +157,8 @@ def test_a_lone_file_name_with_a_space_is_a_model(tmp_path):
     [
         ("--temperature 1", "there is no flag '--temperature' (did you mean '--temp'?) (--help"),
         ("--sed 1", "'--sed' (did you mean '--seed'?)"),
+        ("--sed=1", "there is no flag '--sed' (did you mean '--seed'?) (--help"),
+        ("-sed 1", "there is no flag '-sed' (did you mean '--seed'?)"),
         ("m.gguf prompt -x", "there is no flag '-x' (--help"),
         ("--temp", "Missing value for flag --temp"),
         ("--temp hot", "--temp is 'hot', expected a number"),
@@ -341,6 +343,13 @@ def test_text_in_flags_is_utf_8_in_any_locale():
 def test_how_much_a_shift_keeps():
     assert options("--context-shift", "--keep", "5").keep == 5
     assert options("--keep=-1", "--context-shift").keep == -1
+
+
+@pytest.mark.parametrize("word", ["-5 + 3 = ?", "- one", "--- two"])
+def test_a_prompt_that_begins_with_a_dash(word):
+    with pytest.raises(UsageError, match=f"no flag '{re.escape(word.split('=')[0])}', and words"):
+        options("m.gguf", word)
+    assert options("m.gguf", "--", word).common.prompt == word
 
 
 @pytest.mark.parametrize("word", ["--flagfile=/etc/passwd", "--undefok=bogus"])

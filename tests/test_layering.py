@@ -23,6 +23,7 @@ LAYERS = (
     "gguf_header",
     "gguf",
     "whole_file",
+    "plotting",
     "gguf_writer",
     "template_meter",
     "template_sandbox",
@@ -126,11 +127,15 @@ LAYERS = (
     "quantize_file quantize_flags",
     "quantize",
     "bench_worker bench_process bench_memory bench_bytes bench_table",  # nothing of each other
-    "bench_peer bench_compile bench_texts",
-    "bench_flags bench_tests bench_drafts",
-    "bench_rows compare_flags compare_report",
-    "bench compare_plot",
+    "bench_peer bench_compile bench_texts bench_plot bench_reports",
+    "bench_sweep bench_tests bench_drafts",
+    "bench_flags",
+    "bench_rows",
+    "bench",
+    "compare_flags compare_report",
+    "compare_plot",
     "compare",
+    "__main__",
     "",  # minfer_jax itself
 )
 TEXT_SIDE = (

@@ -76,7 +76,7 @@ def test_a_dry_run_needs_no_name():
         ("in.gguf out.gguf IQ2_XS", "TYPE is 'IQ2_XS'"),
         (
             "in.gguf out.gguf Q8_0 --output-type Q4_K_M",
-            "--output-type is 'Q4_K_M', expected one of",
+            "--output-type is 'Q4_K_M' (did you mean 'Q4_K'?), expected one of",
         ),
         ("in.gguf out.gguf Q8_0 --embedding-type=", "--embedding-type is ''"),
         ("in.gguf out.gguf Q8_0 -t 0", "--threads is 0, expected 1 or more"),
