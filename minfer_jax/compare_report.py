@@ -1,5 +1,6 @@
 """What a comparison has found: as tables for a reader, and all of it as JSON."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -197,7 +198,7 @@ def as_json(found: Comparison) -> dict[str, Any]:
     seen = found.positions
     out: dict[str, Any] = {
         "models": [
-            {**model, "nll": vars(nll), "perplexity": vars(nll.perplexity)}
+            {**model, "nll": _json(nll), "perplexity": _json(nll.perplexity)}
             for model, nll in zip(found.models, found.nll, strict=True)
         ],
         "n_windows": len(found.windows),
@@ -216,7 +217,7 @@ def as_json(found: Comparison) -> dict[str, Any]:
             "kl_a_b": _spread(a_b),
             "kl_b_a": _spread(b_a),
             "same_top": float((seen.top[0] == seen.top[1]).mean()),
-            "nll_b_less_a": vars(estimate(seen.nll[1] - seen.nll[0])),
+            "nll_b_less_a": _json(estimate(seen.nll[1] - seen.nll[0])),
         }
         rows |= {"kl_a_b": a_b.tolist(), "kl_b_a": b_a.tolist()}
     if (layers := found.layers) is not None:
@@ -227,3 +228,9 @@ def as_json(found: Comparison) -> dict[str, Any]:
             "n_tokens": layers.apart.shape[1],
         }
     return out | {"positions": rows}
+
+
+def _json(figure: Estimate) -> dict[str, float | None]:
+    """JSON has no infinity: a perplexity beyond float64 is null."""
+    value = figure.value if math.isfinite(figure.value) else None
+    return {"value": value, "error": figure.error}

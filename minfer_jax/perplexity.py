@@ -12,6 +12,7 @@ error of that mean (tools/perplexity/perplexity.cpp).
 """
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -24,6 +25,7 @@ from minfer_jax.engine import Engine
 
 N_CTX = 512  # tokens of a window, unless told
 LEAST = 4  # with fewer, nothing would be counted
+_LARGEST = math.log(sys.float_info.max)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -116,6 +118,8 @@ class Estimate:
     @property
     def perplexity(self) -> "Estimate":
         """Of a mean negative log-likelihood in nats: exp of it, and what its error comes to."""
+        if self.value > _LARGEST:
+            return Estimate(value=math.inf, error=None)
         value = math.exp(self.value)
         return Estimate(value=value, error=None if self.error is None else self.error * value)
 

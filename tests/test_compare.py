@@ -16,7 +16,7 @@ from minfer_jax.perplexity import estimate, windows
 from minfer_jax.usage import UsageError
 from tests.helpers.gguf_builder import dense
 from tests.helpers.ran import Ran
-from tests.helpers.tiny_models import save, tiny_text_model
+from tests.helpers.tiny_models import command_model, save, tiny_text_model
 
 pytestmark = pytest.mark.usefixtures("cache_of_commands", "logging_as_it_was")
 
@@ -242,6 +242,17 @@ def test_perplexity_of_one_model(run, folder, tmp_path):
     figure = estimate(np.concatenate(nll)).perplexity
     assert f" {figure.value:.2f}" in found.out and "Over 28 positions in 4 windows." in found.out
     assert "KL" not in found.out
+
+
+def test_a_perplexity_beyond_all_numbers(run, folder, tmp_path):
+    save(folder, command_model(), "sure.gguf")  # bytes that are not seen are out of the question
+    (tmp_path / "text.txt").write_text("\n" * 40)
+    words = "sure.gguf", "--perplexity", tmp_path / "text.txt", "--n-ctx", "16"
+    found = run(*words, "--json", tmp_path / "o.json")
+    assert found.status == 0, found.err
+    assert " inf |" in found.out
+    told = json.loads((tmp_path / "o.json").read_text())["models"][0]
+    assert told["perplexity"] == {"value": None, "error": None} and told["nll"]["value"] > 1e8
 
 
 def test_perplexity_of_two_models(run, tmp_path):

@@ -9,7 +9,7 @@ import minfer_jax
 from minfer_jax.bench_texts import PROMPTS
 from minfer_jax.context import EngineError
 from minfer_jax.divergence import joined
-from minfer_jax.perplexity import estimate, run, whole_text, windows
+from minfer_jax.perplexity import Estimate, estimate, run, whole_text, windows
 from tests.helpers import tiny_models
 from tests.helpers.gguf_builder import dense
 from tests.helpers.tiny_engines import short_engine
@@ -71,6 +71,7 @@ def test_figures_by_hand():
     assert found.perplexity.value == pytest.approx(math.exp(3))
     assert found.perplexity.error == pytest.approx(error * math.exp(3))
     assert estimate(np.array([2.0])).perplexity.error is None
+    assert estimate(np.array([700.0, 800.0])).perplexity == Estimate(value=math.inf, error=None)
 
 
 def test_it_is_what_the_formula_gives_of_all_logits(engine):
