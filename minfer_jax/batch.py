@@ -64,7 +64,7 @@ def draw_rows(
     rows = _Rows(runner, session, form, n, batch, _repeated(runner, batch))
     room = min(max_tokens, runner.n_ctx - len(session.tokens) + 1)
     clock.decode_begins()
-    pace, sent, steps = Pace(1 if rows.constraints else runner.most_steps), 1, 1
+    pace, sent, steps = Pace(1) if rows.constraints else runner.pace(), 1, 1
     rows.leave(ended)
     tokens = rows.send(burst(1)) if rows.live.any() else None
     while tokens is not None:

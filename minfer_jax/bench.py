@@ -26,6 +26,7 @@ from minfer_jax import (
     bench_plot,
     bench_reports,
     bench_sweep,
+    device,
     host,
     metadata_report,
     plotting,
@@ -60,10 +61,11 @@ def main(argv: Sequence[str]) -> int:
 def _run(options: Options) -> int:
     threads = host.use_threads(options.threads)
     allowed = host.processors()
+    device.use(options.device, options.kernels)
     say(f"Threads: {threads} of {len(allowed)} processors ({_ranges(allowed)})")
     file = open_gguf(sources.resolve(options.model))
     tests = all_tests(options.n_prompt, options.n_gen, options.depths)
-    cfg = read_model_config(file, options.precision, options.cache_type)
+    cfg = read_model_config(file, options.precision, options.cache_type, options.kernels)
     n_ctx = _n_ctx(options, tests, cfg.n_ctx_train)
     if options.compiling:
         rows, columns = _compile_rows(file, options, n_ctx)
@@ -119,11 +121,13 @@ def _load(file: GGUFFile, options: Options, n_ctx: int) -> tuple[LanguageModel, 
             precision=options.precision,
             cache_type=options.cache_type,
             prefill_chunk=options.prefill_chunk,
+            kernels=options.kernels,
+            steps_per_dispatch=options.steps_per_dispatch,
             on_bytes=bar,
         )
     jax.block_until_ready(model.params)
     seconds = time.perf_counter() - begin
-    say(f"Loaded in {seconds:.2f}s; kernels: {kernels()}")
+    say(f"Loaded in {seconds:.2f}s; kernels: {kernels(options.kernels)}")
     return model, seconds
 
 
@@ -146,7 +150,7 @@ def _compile_rows(
         "model": file.path.stem,
         "backend": backend(),
         "precision": model.cfg.precision,
-        "kernels": kernels(),
+        "kernels": kernels(options.kernels),
     }
 
     def written(labels: dict[str, Any], name: str, lowered: Lowered, compiled: Compiled) -> None:
@@ -182,7 +186,7 @@ def _draft_rows(file: GGUFFile, options: Options, n_ctx: int, threads: int) -> l
         "model": file.path.stem,
         "backend": backend(),
         "threads": threads,
-        "kernels": kernels(),
+        "kernels": kernels(options.kernels),
         "precision": model.cfg.precision,
         "n_ctx": model.engine.n_ctx,
     }
@@ -198,7 +202,7 @@ def _rows(
     n_ctx: int,
     threads: int,
 ) -> list[dict[str, Any]]:
-    ceiling = bench_memory.ceiling(threads)
+    ceilings = _ceilings(threads)
     model, load_seconds = _load(file, options, n_ctx)
     engine = model.engine
     results = []
@@ -216,10 +220,12 @@ def _rows(
             )
             results.append(result)
     peak = peak_rss_bytes()
-    ceiling = max(ceiling, bench_memory.ceiling(threads))
+    ceilings += _ceilings(threads)
     cached = " from the cache" if all(c.cached for c in engine.compiles) else ""
     say(f"Compiled: {len(engine.compiles)} programs in {engine.compile_seconds:.2f}s{cached}")
-    say(f"Memory: {ceiling / 1e9:.1f} GB/s at most; this process took {peak / 1e6:.0f} MB at most")
+    ceiling = max(ceilings, default=None)
+    fast = "" if ceiling is None else f"{ceiling / 1e9:.1f} GB/s at most; "
+    say(f"Memory: {fast}this process took {peak / 1e6:.0f} MB at most")
     for result in results:
         for peer in result.peers:
             chosen = " ".join(f"{key}={int(value)}" for key, value in peer.settings.items())
@@ -233,6 +239,11 @@ def _rows(
         peak_rss_bytes=peak,
     )
     return [row(result, about) for result in results]
+
+
+def _ceilings(threads: int) -> list[float]:
+    """The memory's speed, bytes a second, if the model is in that memory."""
+    return [bench_memory.ceiling(threads)] if backend() == "CPU" else []
 
 
 def peak_rss_bytes() -> int:

@@ -11,7 +11,7 @@ from minfer_jax.bench_table import FORMATS
 from minfer_jax.context import CHUNK, N_CTX
 from minfer_jax.flag_table import Flag, help_rows, read
 from minfer_jax.model.precision import PRECISIONS
-from minfer_jax.model_flags import help_of
+from minfer_jax.model_flags import DEVICE_FLAGS, help_of
 from minfer_jax.nearest import did_you_mean
 from minfer_jax.quant.cache import CACHE_TYPES
 from minfer_jax.sources import DEFAULT_MODEL
@@ -87,6 +87,7 @@ FLAGS = (
         text=f"{' or '.join(LAYERS)}; --compile takes several of these: A,B",
     ),
     Flag(name="prefill-chunk", kind=int, text="as for generate", default=CHUNK, least=1),
+    *DEVICE_FLAGS,
     Flag(
         name="vs",
         kind=list,
@@ -151,6 +152,9 @@ class Options:
         precision: "default" or "highest".
         variants: contexts, cache types and forms of layers; several where compiling.
         prefill_chunk: prompt tokens that are run at once.
+        device: one of `device.DEVICES`.
+        kernels: one of `kernels.CHOICES`.
+        steps_per_dispatch: tokens that one call draws, or None for some 40 ms of them.
         peers: names of PACKAGES, each once, in the order given.
         peer_python: the interpreter that has the peers' packages; None for this one.
         llama_bench: a llama-bench program that stands for the package, or None.
@@ -176,6 +180,9 @@ class Options:
     peer_python: str | None
     llama_bench: str | None
     compiling: bool
+    device: str = "auto"
+    kernels: str = "auto"
+    steps_per_dispatch: int | None = None
     plot: Path | None = None
     write: Path | None = None
     draft_ngram: bool = False
@@ -246,6 +253,9 @@ def parse(argv: Sequence[str]) -> Options:
         threads=value["threads"],
         precision=value["precision"],
         prefill_chunk=value["prefill-chunk"],
+        device=value["device"],
+        kernels=value["kernels"],
+        steps_per_dispatch=value["steps-per-dispatch"],
         peers=peers,
         peer_python=value["vs-python"],
         llama_bench=value["llama-bench"],

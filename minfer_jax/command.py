@@ -54,8 +54,6 @@ def guarded(run: Callable[[], int]) -> int:
     except (MemoryError, RuntimeError) as e:  # jax's errors are known by what they say, not loaded
         if isinstance(e, MemoryError) or "RESOURCE_EXHAUSTED" in str(e):
             return fail("out of memory; try a smaller model or --n-ctx")
-        if "initialize backend" in str(e):
-            return fail(f"jax finds no device, see JAX_PLATFORMS: {str(e).splitlines()[0]}")
         raise
     except KeyboardInterrupt:
         say("\ninterrupted")

@@ -62,6 +62,7 @@ class Engine:
         *,
         n_ctx: int = N_CTX,
         prefill_chunk: int = CHUNK,
+        steps_per_dispatch: int | None = None,
         n_known: int | None = None,
     ) -> None:
         """Allocates nothing yet: the KV state is made by the first run.
@@ -72,11 +73,14 @@ class Engine:
             n_ctx: positions wanted; the model's own maximum bounds it.
             prefill_chunk: tokens that one prefill call takes at most. Working memory and the rings
                 of sliding layers grow with it.
+            steps_per_dispatch: tokens that one call draws, 1 to BURST, but at most half a prefill;
+                None for as many as take some 40 ms. The tokens are the same.
             n_known: tokens of the vocabulary that stand for something: those from there on are
                 padding, and never drawn. None for all.
 
         Raises:
-            EngineError: n_ctx, prefill_chunk or n_known is no integer, or below 1.
+            EngineError: n_ctx, prefill_chunk, steps_per_dispatch or n_known is no integer, or out
+                of its range.
         """
         n_ctx = whole("n_ctx", n_ctx, 1)
         self.params = params
@@ -84,7 +88,12 @@ class Engine:
         self.n_ctx = min(n_ctx, cfg.n_ctx_train, MAX_POSITIONS)
         known = cfg.n_vocab if n_known is None else whole("n_known", n_known, 1)
         self._runner = Runner(
-            params, cfg, n_ctx=self.n_ctx, prefill_chunk=prefill_chunk, n_known=known
+            params,
+            cfg,
+            n_ctx=self.n_ctx,
+            prefill_chunk=prefill_chunk,
+            steps_per_dispatch=steps_per_dispatch,
+            n_known=known,
         )
         self._tracer = Tracer(cfg, self.n_ctx, self._runner.buckets, self._runner.programs)
         self._session: Session | None = None
@@ -290,39 +299,28 @@ class Engine:
         return logit_parts(self._runner, ids, None, first)
 
     def trace(self, token_ids: Sequence[int], names: str | Iterable[str]) -> Trace:
-        """A text's intermediate values; what the engine holds is left alone.
+        """A text's intermediate values, and its logits; what the engine holds is left alone.
 
         Args:
             token_ids: at most n_ctx.
             names: what to keep, such as "blk.*.attn_out": one pattern or several, as of fnmatch.
                 The names, and what each value is, are in `model.names`.
 
-        Returns:
-            Values by full name, and the logits.
-
         Raises:
-            EngineError: as for `logits`; a pattern matches nothing; the values are too large, see
-                the message.
+            EngineError: as for `logits`; a pattern matches nothing; the values are too large.
         """
         return self.patch({}).trace(token_ids, names)
 
     def patch(self, patches: Mapping[str, Patch]) -> Patched:
-        """This model with some of its values replaced, or edited, as they are computed.
+        """This model with some of its values replaced, or edited: see `tracing.Patched`.
 
         Args:
-            patches: by patterns, as for `trace`: an array, of the value's shape as `Trace` has it,
-                or broadcastable; a `Replace` or `Add` of `model.patches`, which may leave some of
-                it alone; or a function of the value, [1, T and padding, ...]. Other arrays of the
-                same shapes, and other layers of the same number, compile nothing; another function
-                does.
-
-        Returns:
-            What has `logits` and `trace` of a text.
+            patches: by patterns, as for `trace`: arrays, functions, `Replace` or `Add`.
 
         Raises:
             EngineError: a pattern matches nothing, or two match one name.
         """
-        return self._tracer.patched(patches, lambda ids: (self.params, self._checked(ids)))
+        return self._tracer.patched(self.params, patches, self._checked)
 
     @property
     def stats(self) -> RunStats:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from absl import logging
 
-from minfer_jax import host, metadata_report, sources
+from minfer_jax import device, host, metadata_report, sources
 from minfer_jax.command import say
 from minfer_jax.gguf import GGUFFile, open_gguf
 from minfer_jax.language_model import LanguageModel, from_file
@@ -22,14 +22,16 @@ def opened(options: ModelOptions) -> tuple[GGUFFile, ModelConfig]:
         options: as the command line has them.
 
     Raises:
-        ValueError: the reference leads nowhere (SourceError), the file is broken (GGUFError), or
-            cannot be run so (ModelError): told before anything long begins.
+        ValueError: there is no such device (DeviceError), the reference leads nowhere
+            (SourceError), the file is broken (GGUFError), or cannot be run so (ModelError): told
+            before anything long begins.
     """
     host.use_threads(options.threads)
     logging.use_absl_handler()
     logging.set_verbosity(logging.WARNING)
     logging.get_absl_handler().setFormatter(stdlib_logging.Formatter("note: %(message)s"))
 
+    device.use(options.device, options.kernels)
     if options.seed_drawn:
         say(f"Seed: {options.sampling.seed}")
     path = _path(options)
@@ -40,7 +42,8 @@ def opened(options: ModelOptions) -> tuple[GGUFFile, ModelConfig]:
     say(f"GGUF: {len(file.metadata)} KV, {len(file.tensors)} tensors")
     if options.meta:
         say(metadata_report.metadata(file))
-    return file, read_model_config(file, options.precision, options.cache_type)
+    cfg = read_model_config(file, options.precision, options.cache_type, options.kernels)
+    return file, cfg
 
 
 def _path(options: ModelOptions) -> Path:
@@ -77,6 +80,8 @@ def loaded(
             precision=options.precision,
             cache_type=options.cache_type,
             prefill_chunk=options.prefill_chunk,
+            kernels=options.kernels,
+            steps_per_dispatch=options.steps_per_dispatch,
             tokenizer=tokenizer,
             on_bytes=bar,
         )

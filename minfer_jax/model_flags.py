@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from minfer_jax import flag_table, presets, sources
+from minfer_jax.burst import BURST
 from minfer_jax.context import CHUNK, MAX_TOKENS, N_CTX
+from minfer_jax.device import DEVICES
 from minfer_jax.flag_table import Flag
 from minfer_jax.model.precision import PRECISIONS
 from minfer_jax.prompt_file import STANDARD_INPUT, read_text
+from minfer_jax.quant import kernels
 from minfer_jax.quant.cache import CACHE_TYPES
 from minfer_jax.sampling import SamplingParams
 from minfer_jax.sampling_flags import (
@@ -46,6 +49,29 @@ ANSWER_FLAGS = (
         kind=str,
         text=f"{', '.join(presets.names())}; or FILE.toml",
         main=True,
+    ),
+)
+DEVICE_FLAGS = (
+    Flag(
+        name="device",
+        kind=str,
+        text=f"{', '.join(DEVICES)} [auto: a GPU if there is one]",
+        default="auto",
+        choices=DEVICES,
+    ),
+    Flag(
+        name="kernels",
+        kind=str,
+        text=f"{', '.join(kernels.CHOICES)} [auto: the device's own]",
+        default="auto",
+        choices=kernels.CHOICES,
+    ),
+    Flag(
+        name="steps-per-dispatch",
+        kind=int,
+        text=f"tokens that one call draws, 1 to {BURST} [40 ms of them]",
+        least=1,
+        most=BURST,
     ),
 )
 LOAD_FLAGS = (
@@ -85,6 +111,7 @@ LOAD_FLAGS = (
         text=f"{', '.join(CACHE_TYPES)} [f16; at highest f32]",
         choices=tuple(CACHE_TYPES),
     ),
+    *DEVICE_FLAGS,
     Flag(
         name="meta",
         kind=bool,
@@ -115,6 +142,9 @@ class ModelOptions:
         cache_type: of keys and values, or None for what the precision implies.
         prefill_chunk: prompt tokens that are run at once.
         threads: CPU threads, or None for all.
+        device: one of `device.DEVICES`.
+        kernels: one of `kernels.CHOICES`.
+        steps_per_dispatch: tokens that one call draws, or None for some 40 ms of them.
         meta: show metadata and memory.
     """
 
@@ -131,6 +161,9 @@ class ModelOptions:
     cache_type: str | None
     prefill_chunk: int
     threads: int | None
+    device: str
+    kernels: str
+    steps_per_dispatch: int | None
     meta: bool
 
 
@@ -204,6 +237,9 @@ def model_options(value: dict[str, Any], positional: Sequence[str]) -> ModelOpti
         cache_type=value["cache-type"],
         prefill_chunk=value["prefill-chunk"],
         threads=value["threads"],
+        device=value["device"],
+        kernels=value["kernels"],
+        steps_per_dispatch=value["steps-per-dispatch"],
         meta=value["meta"],
     )
 

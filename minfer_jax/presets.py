@@ -20,6 +20,7 @@ from typing import Any
 
 from minfer_jax.model.precision import PRECISIONS
 from minfer_jax.nearest import did_you_mean
+from minfer_jax.quant import kernels
 from minfer_jax.quant.cache import CACHE_TYPES
 from minfer_jax.sampling import SamplingParams
 from minfer_jax.sampling.seed import settled
@@ -37,14 +38,21 @@ _KINDS: dict[type, tuple[tuple[type, ...], str]] = {
 }
 _SAMPLING = {field.name: type(field.default) for field in dataclasses.fields(SamplingParams)}
 _KEYS: dict[str, dict[str, type]] = {
-    "load": {"n_ctx": int, "precision": str, "cache_type": str, "prefill_chunk": int},
+    "load": {
+        **{"n_ctx": int, "precision": str, "cache_type": str, "prefill_chunk": int},
+        **{"kernels": str, "steps_per_dispatch": int},
+    },
     "generate": {
         **{"max_tokens": int, "stop": tuple, "system": str, "context_shift": bool, "n_keep": int},
         **_SAMPLING,
     },
 }
-_LEAST = {"n_ctx": 1, "prefill_chunk": 1, "max_tokens": 0, "n_keep": -1}
-_CHOICES = {"precision": tuple(PRECISIONS), "cache_type": tuple(CACHE_TYPES)}
+_LEAST = {"n_ctx": 1, "prefill_chunk": 1, "steps_per_dispatch": 1, "max_tokens": 0, "n_keep": -1}
+_CHOICES = {
+    "precision": tuple(PRECISIONS),
+    "cache_type": tuple(CACHE_TYPES),
+    "kernels": kernels.CHOICES,
+}
 
 
 class PresetError(ValueError):

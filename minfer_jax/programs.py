@@ -38,6 +38,9 @@ jax.monitoring.register_event_listener(_count_hits)
 # On processors with 512-bit registers XLA uses half of each unless told; others it leaves alone.
 _COMPILER_OPTIONS = {"cpu": {"xla_cpu_prefer_vector_width": 512}}
 
+# On others (Metal) jax does not let a program write over its arguments, and warns if it is asked.
+_DONATING = ("cpu", "gpu", "tpu")
+
 
 def prefill(
     params: Params,
@@ -273,10 +276,11 @@ class Programs:
         Args:
             function, params, n_tokens, *rest, batch: as for `compile`.
         """
+        platform = platform_of(params)
         jitted = jax.jit(
             partial(function, cfg=self._cfg),
-            donate_argnums=3,
-            compiler_options=_COMPILER_OPTIONS.get(platform_of(params)),
+            donate_argnums=3 if platform in _DONATING else (),
+            compiler_options=_COMPILER_OPTIONS.get(platform),
         )
         return jitted.trace(*self._arguments(params, n_tokens, rest, batch))
 

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array
 
 from minfer_jax.burst import BURST, burst
-from minfer_jax.context import EngineError, buckets, common_prefix, shifted
+from minfer_jax.context import EngineError, buckets, common_prefix, shifted, whole
 from minfer_jax.decode_form import Form, form_of
 from minfer_jax.kv_store import KVStore
 from minfer_jax.model.config import ModelConfig
@@ -50,11 +50,17 @@ class Runner:
         params: the weights of the latest run.
         stats: of the latest run.
         number: of the latest run; another number says that it was overtaken.
-        most_steps: tokens that one call of decode draws at most.
     """
 
     def __init__(
-        self, params: Params, cfg: ModelConfig, *, n_ctx: int, prefill_chunk: int, n_known: int
+        self,
+        params: Params,
+        cfg: ModelConfig,
+        *,
+        n_ctx: int,
+        prefill_chunk: int,
+        steps_per_dispatch: int | None,
+        n_known: int,
     ) -> None:
         """Compiles and allocates nothing yet.
 
@@ -63,10 +69,12 @@ class Runner:
             cfg: their configuration.
             n_ctx: positions wanted.
             prefill_chunk: tokens that one prefill takes at most.
+            steps_per_dispatch: tokens that one call of decode draws, 1 to BURST; None for what
+                takes about as long as `Pace.FRAME`.
             n_known: tokens of the vocabulary that may be drawn.
 
         Raises:
-            EngineError: prefill_chunk is no integer, or below 1.
+            EngineError: prefill_chunk or steps_per_dispatch is no integer, or out of its range.
         """
         self.n_ctx = n_ctx
         self.n_vocab, self._n_known = cfg.n_vocab, n_known
@@ -78,7 +86,13 @@ class Runner:
         self.stats = RunStats()
         # Decode is ahead of what is yielded by two calls at most. A ring has `chunk` slots more
         # than its window: it still holds what the last token yielded must see.
-        self.most_steps = max(1, min(BURST, self.buckets[-1] // 2))
+        ring = max(1, self.buckets[-1] // 2)
+        self._least_steps, self._most_steps = 1, min(BURST, ring)
+        if steps_per_dispatch is not None:
+            steps = whole("steps_per_dispatch", steps_per_dispatch, 1)
+            if steps > BURST:
+                raise EngineError(f"steps_per_dispatch is {steps}, expected 1 to {BURST}")
+            self._least_steps = self._most_steps = min(steps, ring)
         self.number = 0
 
     def begin(self, params: Params) -> None:
@@ -136,6 +150,10 @@ class Runner:
     ) -> list:
         """Run a compiled program on the KV state, which it replaces; its other results."""
         return self.kv.call(self.programs, function, self.params, tokens, positions, *rest)
+
+    def pace(self) -> Pace:
+        """How many tokens the calls of a run are to draw."""
+        return Pace(self._most_steps, self._least_steps)
 
     def bucket(self, n_tokens: int) -> int:
         """The smallest bucket that holds the tokens, or the largest."""
@@ -213,7 +231,7 @@ class Runner:
         # A call is sent off before the tokens that it continues are read: the device never waits
         # for the host.
         first = burst(1)  # the prompt's last token may be one that stops: it does not stop here
-        pace, asked, steps = Pace(self.most_steps), 1, 1
+        pace, asked, steps = self.pace(), 1, 1
         call, args = partial(self.call, form.function), form.args
         tokens, last, extra, sampler = call(last, at(n_last), sampler, args, first)
         while steps:

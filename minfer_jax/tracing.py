@@ -79,35 +79,31 @@ class Tracer:
         self._buckets, self._programs = buckets, programs
         self._compiled: OrderedDict[object, Callable[..., tuple[Array, Kept]]] = OrderedDict()
 
-    def names(self, params: Params) -> list[str]:
-        """All names that this model's values have, in the order in which they are computed."""
-        return list(self._known(params, 1))
-
     def patched(
         self,
+        params: Params,
         patches: Mapping[str, Patch],
-        given: Callable[[Sequence[int]], tuple[Params, np.ndarray]],
+        checked: Callable[[Sequence[int]], np.ndarray],
     ) -> "Patched":
-        """What runs texts with these patches.
+        """The model with these patches.
 
         Args:
+            params: weights.
             patches: by patterns.
-            given: the weights, and the ids of a text as `run` takes them.
+            checked: gives the ids of a text, at most n_ctx, or refuses them.
 
         Raises:
             EngineError: a pattern matches nothing, or two match one name.
         """
         try:
-            resolved(patches, self.names(given([0])[0]))
+            resolved(patches, list(self._known(params, 1)))
         except ValueError as e:
             raise EngineError(str(e)) from None
 
-        def run(
-            ids: Sequence[int], names: str | Iterable[str], patches: Mapping[str, Patch]
-        ) -> Trace:
-            return self.run(*given(ids), names, patches)
+        def run(ids: Sequence[int], names: str | Iterable[str]) -> Trace:
+            return self.run(params, checked(ids), names, patches)
 
-        return Patched(patches=dict(patches), run=run)
+        return Patched(run=run)
 
     def run(
         self,
@@ -122,8 +118,7 @@ class Tracer:
             params: weights.
             ids: at least one, at most n_ctx.
             names: patterns of the values to keep.
-            patches: by patterns. Arrays are without the batch axis, and of T rows or
-                broadcastable; a function is given [1, rows, ...], with padding after row T.
+            patches: by patterns, see `Patched`.
 
         Raises:
             EngineError: a pattern matches nothing; a patch does not fit, or has a second one; what
@@ -182,16 +177,20 @@ class Tracer:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Patched:
-    """A model some of whose values are others.
+    """A model some of whose values are others; what is computed later follows from them.
+
+    A patch is an array in place of a value, of its shape as a `Trace` has it or broadcastable to
+    that; a `Replace` or `Add` of `model.patches`, which may leave some of the value alone; or a
+    function of the value, which is given [1, T and padding, ...] and keeps that shape. Other arrays
+    of the same shapes compile nothing, nor do other layers, as many as before; another function
+    does.
 
     Attributes:
-        patches: by patterns.
-        run: runs ids with names and patches.
+        run: runs ids, and keeps what has these names.
         encode: turns a text into ids.
     """
 
-    patches: Mapping[str, Patch]
-    run: Callable[[Sequence[int], str | Iterable[str], Mapping[str, Patch]], Trace]
+    run: Callable[[Sequence[int], str | Iterable[str]], Trace]
     encode: Callable[[str], Sequence[int]] | None = None
 
     def logits(self, text: Sequence[int] | str) -> Float[np.ndarray, "T V"]:
@@ -212,7 +211,7 @@ class Patched:
             if self.encode is None:
                 raise EngineError("an engine takes token ids: give them, or use a LanguageModel")
             text = self.encode(text)
-        return self.run(text, names, self.patches)
+        return self.run(text, names)
 
 
 def _run(

@@ -361,7 +361,7 @@ def test_a_picture_that_cannot_be_drawn_is_told_first(run, path, tmp_path, name,
 
 
 def test_without_matplotlib(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # pyright: ignore  as if not there
     with pytest.raises(plotting.PlotError, match=r"pip install 'minfer-jax\[plot\]'"):
         plotting.check(tmp_path / "a.png")
 

@@ -35,7 +35,8 @@ def test_all_flags_in_any_order():
     words = (
         "-p 512,2048 x.gguf -n 64,128 -d 0,2048 -r 3 -o json -t 2 --n-ctx 4096 --vs ik_llama.cpp"
     )
-    words += " --cache-type bf16 --prefill-chunk 64"
+    words += " --cache-type bf16 --prefill-chunk 64 --device gpu --kernels xla"
+    words += " --steps-per-dispatch 8"
     more = "--vs llama.cpp --vs-python /v/bin/python --precision highest --vs ik_llama.cpp"
     assert options(*words.split(), *more.split()) == Options(
         model="x.gguf",
@@ -48,6 +49,9 @@ def test_all_flags_in_any_order():
         precision="highest",
         variants=(Variant(n_ctx=4096, cache_type="bf16"),),
         prefill_chunk=64,
+        device="gpu",
+        kernels="xla",
+        steps_per_dispatch=8,
         peers=("ik_llama.cpp", "llama.cpp"),
         peer_python="/v/bin/python",
         llama_bench=None,
@@ -131,6 +135,9 @@ def test_compiling_is_repeated_only_when_told():
         ("--vs vllm", "--vs is 'vllm', expected one of llama.cpp, ik_llama.cpp"),
         ("--cache-type f8", "--cache-type is 'f8', expected one of"),
         ("--prefill-chunk 0", "--prefill-chunk is 0"),
+        ("--device cuda", "--device is 'cuda', expected one of auto, cpu, gpu, metal"),
+        ("--kernels triton", "--kernels is 'triton', expected one of auto, xla, pallas"),
+        ("--steps-per-dispatch 17", "--steps-per-dispatch is 17, expected 1 to 16"),
         ("--precision low", "--precision is 'low', expected one of"),
         ("a.gguf b.gguf", "2 models, expected one: 'b.gguf' is left"),
         ("--bogus", "there is no flag '--bogus'"),

@@ -29,7 +29,7 @@ LAYERS = (
     "template_sandbox",
     "chat_template",
     "nearest",
-    "host memory usage",  # the machine, and the user's cache
+    "host memory usage device",  # the machine, and the user's cache
     "prompt_file flag_table",
     # where models come from
     "sources.transfer sources.split",
@@ -61,7 +61,8 @@ LAYERS = (
     "quant.qtensor quant.prologue quant.cache",
     "quant.native",
     "quant.xla quant.native.calls quant.kernels",
-    "pallas.blocks",
+    "pallas.blocks pallas.scoring",
+    "pallas.attention_tiles",
     "pallas.*",
     "pallas",
     "quant.matmul",

@@ -190,7 +190,7 @@ def check_size(values: Iterable[Value], limit: int) -> None:
         largest = max(sizes, key=lambda short: sizes[short])
         shape = next(value.shape for value in values if value.short == largest)
         raise ValueError(
-            f"{len(values)} values of {total / 1e6:.0f} MB are asked for, at most "
-            f"{limit / 1e6:.0f} MB are kept; the most is {largest}, {list(shape)} or "
-            f"{math.prod(shape) * 4 / 1e6:.0f} MB each: ask for fewer, or give a shorter text"
+            f"{len(values)} values of {total / 1e6:.4g} MB are asked for, but at most "
+            f"{limit / 1e6:.4g} MB are kept; the most is {largest}, {list(shape)} or "
+            f"{math.prod(shape) * 4 / 1e6:.2g} MB each: ask for fewer, or give a shorter text"
         )
