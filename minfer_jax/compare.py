@@ -17,7 +17,15 @@ if __name__ == "__main__":  # Ctrl-C during the imports below ends it without a 
 from absl import logging
 from tqdm import tqdm
 
-from minfer_jax import compare_layers, compare_plot, host, metadata_report, plotting, sources
+from minfer_jax import (
+    compare_layers,
+    compare_plot,
+    device,
+    host,
+    metadata_report,
+    plotting,
+    sources,
+)
 from minfer_jax.command import guarded, leave, say, with_flags
 from minfer_jax.compare_flags import Options, Spec, help_text, parse
 from minfer_jax.compare_report import Comparison, as_json, as_text
@@ -53,6 +61,8 @@ def _run(options: Options) -> int:
     if options.plot is not None:
         plotting.check(options.plot)
     host.use_threads(options.threads)
+    for spec in options.specs:
+        device.use(options.device, spec.kernels)
     logging.use_absl_handler()
     logging.set_verbosity(logging.WARNING)
     logging.get_absl_handler().setFormatter(stdlib_logging.Formatter("note: %(message)s"))
@@ -72,7 +82,7 @@ def _compared(options: Options) -> Comparison:
     opened = {path: open_gguf(path) for path in paths}
     files = [opened[path] for path in paths]
     configs = [
-        read_model_config(file, spec.precision, spec.cache_type)
+        read_model_config(file, spec.precision, spec.cache_type, spec.kernels)
         for file, spec in zip(files, options.specs, strict=True)
     ]
     tokenizers = {path: Tokenizer.from_gguf(file) for path, file in opened.items()}
@@ -139,6 +149,7 @@ def _load(
             n_ctx=n_ctx,
             precision=spec.precision,
             cache_type=spec.cache_type,
+            kernels=spec.kernels,
             prefill_chunk=chunk,
             tokenizer=tokenizer,
             on_bytes=bar,
@@ -148,8 +159,12 @@ def _load(
 def _about(spec: Spec, engine: Engine) -> dict[str, str]:
     names = {dtype: name for name, dtype in CACHE_TYPES.items()}
     cfg = engine.cfg
-    cache_type = names[cfg.cache_dtype]
-    return {"name": spec.name, "precision": cfg.precision, "cache_type": cache_type}
+    return {
+        "name": spec.name,
+        "precision": cfg.precision,
+        "cache_type": names[cfg.cache_dtype],
+        "kernels": cfg.arithmetic.kernels,
+    }
 
 
 def _layers(engines: Sequence[Engine], ids: list[int]) -> compare_layers.Layers | None:

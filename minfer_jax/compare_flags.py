@@ -9,17 +9,24 @@ from minfer_jax.bench_texts import PROMPTS
 from minfer_jax.context import N_CTX
 from minfer_jax.flag_table import Flag, help_rows, read
 from minfer_jax.model.precision import PRECISIONS
-from minfer_jax.model_flags import as_text, help_of
+from minfer_jax.model_flags import DEVICE_FLAGS, as_text, help_of
 from minfer_jax.nearest import did_you_mean
 from minfer_jax.perplexity import LEAST
 from minfer_jax.perplexity import N_CTX as N_WINDOW
 from minfer_jax.plotting import ENDINGS
 from minfer_jax.prompt_file import read_text
 from minfer_jax.quant.cache import CACHE_TYPES
+from minfer_jax.quant.kernels import CHOICES
 from minfer_jax.usage import UsageError
 
 _BUILT_IN = "\n\n".join(PROMPTS.values())  # code, prose and requests, some 600 tokens
 _WORST = 10
+# What may follow a model, each after an @.
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "precision": PRECISIONS,
+    "cache_type": tuple(CACHE_TYPES),
+    "kernels": CHOICES,
+}
 
 _FLAGS = (
     Flag(name="file", kind=str, text="a text to compare on; - is standard input", short="f"),
@@ -41,6 +48,7 @@ _FLAGS = (
     Flag(name="json", kind=str, text="write all of it into this file, position by position"),
     Flag(name="plot", kind=str, text=f"draw it into this file: {', '.join(ENDINGS)}"),
     Flag(name="threads", kind=int, text="CPU threads; all if not given", short="t", least=1),
+    *(flag for flag in DEVICE_FLAGS if flag.name == "device"),
 )
 _TEXT = """\
 usage: python -m minfer_jax.compare [flags] A B
@@ -51,13 +59,14 @@ how far what they say of the next token is apart, at which tokens, and from
 which layer on. A is what B is measured by. With --perplexity, the perplexity of
 one model, or of both.
 
-A and B are MODEL[@PRECISION][@CACHE]: a GGUF file, a cached name or an alias
-({aliases}); {precisions}; and what keys and values are rounded to,
-{caches}.
+A and B are MODEL[@PRECISION][@CACHE][@KERNELS]: a GGUF file, a cached name or
+an alias ({aliases}); {precision}; what keys and values are
+rounded to, {cache_type}; and the kernels, {kernels}.
 
   python -m minfer_jax.compare smollm2@highest smollm2
   python -m minfer_jax.compare model-F16.gguf model-Q4_K_M.gguf -f text.txt
   python -m minfer_jax.compare smollm2@f16 smollm2@q8_0 --plot apart.png
+  python -m minfer_jax.compare smollm2@xla smollm2
   python -m minfer_jax.compare smollm2 --perplexity text.txt
 
 {flags}
@@ -73,12 +82,14 @@ class Spec:
         model: a model reference.
         precision: "default" or "highest".
         cache_type: of keys and values, or None for what the precision implies.
+        kernels: one of `kernels.CHOICES`.
     """
 
     name: str
     model: str
-    precision: str
-    cache_type: str | None
+    precision: str = "default"
+    cache_type: str | None = None
+    kernels: str = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +107,7 @@ class Options:
         json: the file for all figures, or None.
         plot: the file for a picture, or None.
         threads: CPU threads, or None for all.
+        device: one of `device.DEVICES`.
     """
 
     specs: tuple[Spec, ...]
@@ -108,12 +120,15 @@ class Options:
     json: Path | None
     plot: Path | None
     threads: int | None
+    device: str
 
 
 def help_text() -> str:
     """Usage, examples and flags."""
-    text = _TEXT.replace("{precisions}", " or ".join(PRECISIONS))
-    return help_of(text.replace("{caches}", ", ".join(CACHE_TYPES)), help_rows(_FLAGS))
+    text = _TEXT
+    for kind, words in _CHOICES.items():
+        text = text.replace(f"{{{kind}}}", " or ".join((", ".join(words[:-1]), words[-1])))
+    return help_of(text, help_rows(_FLAGS))
 
 
 def parse(argv: Sequence[str]) -> Options:
@@ -148,34 +163,33 @@ def parse(argv: Sequence[str]) -> Options:
         json=None if value["json"] is None else _new_file(value["json"]),
         plot=None if value["plot"] is None else Path(value["plot"]),
         threads=value["threads"],
+        device=value["device"],
     )
 
 
 def spec(name: str) -> Spec:
-    """Read MODEL[@PRECISION][@CACHE]; what is neither belongs to the reference, as in hf:A/B@REV.
+    """Read MODEL[@PRECISION][@CACHE][@KERNELS]; other words are the reference's: hf:A/B@REVISION.
 
     Args:
-        name: such as "smollm2@highest@f16"; the two in either order.
+        name: such as "smollm2@highest@f16"; what follows the model in any order.
 
     Raises:
         UsageError: a word after an @ is none of these, nor a part of the reference.
     """
-    model, precision, cache_type = name, None, None
+    model, chosen = name, dict[str, str]()
     while True:
         rest, _, word = model.rpartition("@")
-        if rest and word in PRECISIONS and precision is None:
-            model, precision = rest, word
-        elif rest and word in CACHE_TYPES and cache_type is None:
-            model, cache_type = rest, word
-        else:
+        kind = next((kind for kind, words in _CHOICES.items() if word in words), None)
+        if not rest or kind is None or kind in chosen:
             break
+        model, chosen[kind] = rest, word
     if rest and word.isidentifier() and not (model.startswith("hf:") or os.path.exists(model)):
-        known = *PRECISIONS, *CACHE_TYPES
+        known = [word for words in _CHOICES.values() for word in words]
         raise UsageError(
-            f"{name!r}: {word!r} is no precision or cache type{did_you_mean(word, known)}, "
-            f"expected one of {', '.join(known)}"
+            f"{name!r}: {word!r} is no precision, cache type or kernels"
+            f"{did_you_mean(word, known)}, expected one of {', '.join(known)}"
         )
-    return Spec(name=name, model=model, precision=precision or "default", cache_type=cache_type)
+    return Spec(name=name, model=model, **chosen)
 
 
 def _text(given: dict[str, str | None]) -> str:

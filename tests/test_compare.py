@@ -65,6 +65,7 @@ def run(folder, capsys, monkeypatch) -> Callable[..., Ran]:
 @pytest.mark.parametrize(
     ("name", "model", "precision", "cache_type"),
     [
+        ("smollm2@xla@highest", "smollm2", "highest", None),
         ("smollm2", "smollm2", "default", None),
         ("smollm2@highest", "smollm2", "highest", None),
         ("smollm2@q8_0", "smollm2", "default", "q8_0"),
@@ -77,13 +78,18 @@ def run(folder, capsys, monkeypatch) -> Callable[..., Ran]:
     ],
 )
 def test_what_a_side_is(name, model, precision, cache_type):
-    assert spec(name) == Spec(name=name, model=model, precision=precision, cache_type=cache_type)
+    kernels = "xla" if "@xla" in name else "auto"
+    assert spec(name) == Spec(
+        name=name, model=model, precision=precision, cache_type=cache_type, kernels=kernels
+    )
 
 
 def test_a_precision_that_there_is_not():
     with pytest.raises(UsageError, match=r"'higest' is no .* \(did you mean 'highest'\?\)"):
         spec("smollm2@higest")
-    with pytest.raises(UsageError, match="'exact' is no precision or cache type, expected one of"):
+    with pytest.raises(
+        UsageError, match="'exact' is no precision, cache type or kernels, expected one of"
+    ):
         spec("smollm2@exact")
 
 
@@ -183,7 +189,7 @@ def test_a_model_and_itself(run):
 
 
 def test_two_precisions(run):
-    found = run("a.gguf@highest", "a.gguf@bf16", "--text", TEXT)
+    found = run("a.gguf@highest", "a.gguf@bf16@xla", "--text", TEXT)
     assert found.status == 0, found.err
     rows = [line.split() for line in found.out.splitlines()[2:4]]
     assert [row[4] for row in rows] == ["highest", "default"]
