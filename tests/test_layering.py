@@ -61,13 +61,9 @@ LAYERS = (
     "quant.qtensor quant.prologue quant.cache",
     "quant.native",
     "quant.xla quant.native.calls quant.kernels",
-<<<<<<< HEAD
-    "pallas.blocks pallas.scoring",
+    "pallas.blocks pallas.scoring pallas.unpack",
     "pallas.attention_tiles",
     "pallas.attention_merge",
-=======
-    "pallas.blocks pallas.unpack",
->>>>>>> pmat
     "pallas.*",
     "pallas",
     "quant.matmul",
@@ -113,7 +109,8 @@ LAYERS = (
     "runner",
     "batch logit_rows tracing",
     "engine",
-    "draft_model",
+    "draft_model divergence",
+    "perplexity compare_layers",
     "text_options adapters",
     "language_model",
     "conversation json_lines",
@@ -137,6 +134,9 @@ LAYERS = (
     "bench_flags",
     "bench_rows",
     "bench",
+    "compare_flags compare_report",
+    "compare_plot",
+    "compare",
     "__main__",
     "",  # minfer_jax itself
 )
