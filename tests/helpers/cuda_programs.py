@@ -4,7 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jax._src.lib.mlir import ir
+from jaxlib.mlir import ir
 
 from minfer_jax.quant.formats import Format
 from minfer_jax.quant.formats.base import TILE
@@ -48,5 +48,7 @@ def produced(lowered: jax.stages.Lowered) -> list[tuple[str, tuple[int, ...]]]:
                 found.extend((inner.operation.name, tuple(t.shape)) for t in types)
                 walk(inner.operation)
 
-    walk(lowered.compiler_ir("stablehlo").operation)
+    module = lowered.compiler_ir("stablehlo")
+    assert module is not None
+    walk(module.operation)
     return found
