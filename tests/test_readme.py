@@ -42,10 +42,12 @@ FILES = {
     "model-F16.gguf": None,
     "prompt.txt": "Why is the sky blue?\r\n",
     "questions.txt": "Who are you?\nWhy?\n",
+    "text.txt": "hello world, hello again. " * 8,
 }
 SHORTER = {  # said last, so that these count
     "generate": ["-n", "4"],
     "chat": ["-n", "4"],
+    "compare": ["--n-ctx", "32"],
     "bench": ["-p", "4", "-n", "2", "-d", "0", "-r", "1"],
 }
 SILENT = ("quantize", "models")  # on standard output; `models rm` for one
