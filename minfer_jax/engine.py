@@ -9,18 +9,16 @@ prompt that begins alike prefills only the rest, and the run can be continued, o
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import jax
 import numpy as np
 from jaxtyping import Float
 
 from minfer_jax import state_file
 from minfer_jax.batch import checked_rows, draw_rows
-from minfer_jax.burst import burst
 from minfer_jax.context import (
     CHUNK,
     MAX_TOKENS,
@@ -31,10 +29,11 @@ from minfer_jax.context import (
     common_prefix,
     whole,
 )
-from minfer_jax.logit_rows import logit_rows
+from minfer_jax.logit_rows import logit_parts, logit_rows
 from minfer_jax.model.config import MAX_POSITIONS, ModelConfig
 from minfer_jax.model.params import Params
-from minfer_jax.programs import Compile, all_logits, prefill, program_name
+from minfer_jax.model.patches import Patch
+from minfer_jax.programs import Compile, Recipe
 from minfer_jax.prompt_lookup import drafter_of
 from minfer_jax.run_options import Drawn, TokenConstraint, Watch, checked_options
 from minfer_jax.run_stats import RunStats
@@ -42,6 +41,7 @@ from minfer_jax.runner import Runner
 from minfer_jax.sampling import SamplingParams
 from minfer_jax.session import Expected, Session, Snapshot, identity_of, latest, to_parts
 from minfer_jax.speculation import Drafter
+from minfer_jax.tracing import Patched, Trace, Tracer
 
 T = TypeVar("T")
 
@@ -62,6 +62,7 @@ class Engine:
         *,
         n_ctx: int = N_CTX,
         prefill_chunk: int = CHUNK,
+        steps_per_dispatch: int | None = None,
         n_known: int | None = None,
     ) -> None:
         """Allocates nothing yet: the KV state is made by the first run.
@@ -72,11 +73,14 @@ class Engine:
             n_ctx: positions wanted; the model's own maximum bounds it.
             prefill_chunk: tokens that one prefill call takes at most. Working memory and the rings
                 of sliding layers grow with it.
+            steps_per_dispatch: tokens that one call draws, 1 to BURST, but at most half a prefill;
+                None for as many as take some 40 ms. The tokens are the same.
             n_known: tokens of the vocabulary that stand for something: those from there on are
                 padding, and never drawn. None for all.
 
         Raises:
-            EngineError: n_ctx, prefill_chunk or n_known is no integer, or below 1.
+            EngineError: n_ctx, prefill_chunk, steps_per_dispatch or n_known is no integer, or out
+                of its range.
         """
         n_ctx = whole("n_ctx", n_ctx, 1)
         self.params = params
@@ -84,8 +88,14 @@ class Engine:
         self.n_ctx = min(n_ctx, cfg.n_ctx_train, MAX_POSITIONS)
         known = cfg.n_vocab if n_known is None else whole("n_known", n_known, 1)
         self._runner = Runner(
-            params, cfg, n_ctx=self.n_ctx, prefill_chunk=prefill_chunk, n_known=known
+            params,
+            cfg,
+            n_ctx=self.n_ctx,
+            prefill_chunk=prefill_chunk,
+            steps_per_dispatch=steps_per_dispatch,
+            n_known=known,
         )
+        self._tracer = Tracer(cfg, self.n_ctx, self._runner.buckets, self._runner.programs)
         self._session: Session | None = None
 
     def generate_tokens(
@@ -97,6 +107,7 @@ class Engine:
         context_shift: bool = False,
         n_keep: int = 0,
         reuse: bool = True,
+        smallest_bucket: bool = False,
         logit_bias: Mapping[int, float] | None = None,
         constraint: TokenConstraint | None = None,
         n_logprobs: int = 0,
@@ -118,6 +129,9 @@ class Engine:
             n_keep: tokens at the beginning that no shift drops; all of the prompt if negative.
             reuse: take over what the KV state holds of the prompt's beginning. The numbers are the
                 same but for rounding: chunks are cut elsewhere.
+            smallest_bucket: run what is left of a prompt through the smallest bucket that holds it,
+                and compile that if need be. Otherwise reuse compiles nothing that a cold run would
+                not, which is better where no more such prompts follow.
             logit_bias: added to the logits of these tokens; -inf forbids one.
             constraint: which tokens may come next; it moves on with the run. One that ends the text
                 should be among `stop_ids`.
@@ -156,7 +170,12 @@ class Engine:
         )
         drafter = drafter_of(draft_ngram, draft)
         most = whole("max_tokens", max_tokens, 0)
-        draw = partial(self._runner.run, max_tokens=most, drafter=drafter)
+        draw = partial(
+            self._runner.run,
+            max_tokens=most,
+            drafter=drafter,
+            smallest_bucket=smallest_bucket,
+        )
         return self._begin(session, draw, most, reuse)
 
     def generate_with_logprobs(
@@ -271,6 +290,38 @@ class Engine:
         self.forget()
         return logit_rows(self._runner, ids, chunk)
 
+    def logit_parts(
+        self, token_ids: Sequence[int], first: int = 0
+    ) -> Iterator[Float[np.ndarray, "n V"]]:
+        """As `logits`, from position `first` on, call by call; see `logit_rows.logit_parts`."""
+        ids = self._checked(token_ids)
+        self.forget()
+        return logit_parts(self._runner, ids, None, first)
+
+    def trace(self, token_ids: Sequence[int], names: str | Iterable[str]) -> Trace:
+        """A text's intermediate values, and its logits; what the engine holds is left alone.
+
+        Args:
+            token_ids: at most n_ctx.
+            names: what to keep, such as "blk.*.attn_out": one pattern or several, as of fnmatch.
+                The names, and what each value is, are in `model.names`.
+
+        Raises:
+            EngineError: as for `logits`; a pattern matches nothing; the values are too large.
+        """
+        return self.patch({}).trace(token_ids, names)
+
+    def patch(self, patches: Mapping[str, Patch]) -> Patched:
+        """This model with some of its values replaced, or edited: see `tracing.Patched`.
+
+        Args:
+            patches: by patterns, as for `trace`: arrays, functions, `Replace` or `Add`.
+
+        Raises:
+            EngineError: a pattern matches nothing, or two match one name.
+        """
+        return self._tracer.patched(self.params, patches, self._checked)
+
     @property
     def stats(self) -> RunStats:
         """Of the latest run: of `generate_tokens`, `generate_batch` or `continue_tokens`."""
@@ -293,7 +344,8 @@ class Engine:
             EngineError: nothing was run yet.
         """
         session = self._held()
-        return Snapshot(session=session.copy(), rows=self._runner.kv.rows(session.n_rows))
+        n = session.n_rows if self.params is self._runner.params else 0  # of other weights
+        return Snapshot(session=session.copy(), rows=self._runner.kv.rows(n))
 
     def restore(self, snapshot: Snapshot) -> None:
         """Put a state back, of an engine with the same weights; then `continue_tokens` goes on.
@@ -352,20 +404,11 @@ class Engine:
         """Seconds spent compiling so far."""
         return self._runner.programs.seconds
 
-    def traces(self) -> dict[str, Callable[[], jax.stages.Traced]]:
-        """The programs of one text without guesses, by name: what traces each anew."""
+    def recipes(self) -> dict[str, Recipe]:
+        """The programs of one text without guesses, by name: what makes each anew."""
         watch = Watch(n_top=0, tell=lambda drawn: None)
         runs = [self._new([0], SamplingParams(), None, who) for who in (None, watch)]
-        forms = [self._runner.form(run) for run in runs]
-        programs = [(prefill, n, ()) for n in self._runner.buckets]
-        programs += [(form.function, 1, (form.sampler, form.args, burst(1))) for form in forms]
-        programs += [(all_logits, self._runner.buckets[-1], ())]
-        return {
-            program_name(function, n): partial(
-                self._runner.programs.trace, function, self.params, n, *others
-            )
-            for function, n, others in programs
-        }
+        return self._runner.recipes(self.params, runs)
 
     @property
     def kv_bytes(self) -> int:

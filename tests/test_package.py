@@ -1,6 +1,7 @@
 """What `import minfer_jax` offers, at what cost, and what the package says about itself."""
 
 import ast
+import importlib
 import pkgutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import minfer_jax
+from minfer_jax.__main__ import COMMANDS, help_text, main
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -55,6 +57,30 @@ def test_names_that_are_promised(name):
     assert name.split(".")[0] in dir(minfer_jax)
 
 
+def test_the_package_is_no_command_but_names_them(capsys):
+    assert main(["minfer_jax"]) == 0
+    out, err = capsys.readouterr()
+    assert (out, err) == (help_text(), "")
+    assert all(f"  {name} " in out for name in COMMANDS)
+    assert main(["minfer_jax", "chat", "hello"]) == 2
+    assert "as in python -m minfer_jax.chat (" in capsys.readouterr().err
+    assert main(["minfer_jax", "--version"]) == 0
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_tells_its_version(command, capsys, monkeypatch):
+    main = importlib.import_module(f"minfer_jax.{command}").main
+    assert main([command, "--version", "--bogus"]) == 0
+    assert capsys.readouterr() == (f"minfer-jax {metadata.version('minfer-jax')}\n", "")
+
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    assert main([command, "--version"]) == 0
+    assert "is not installed" in capsys.readouterr().out
+
+
 def test_an_unknown_name():
     with pytest.raises(AttributeError, match="module 'minfer_jax' has no attribute 'lode'"):
         _ = minfer_jax.lode
@@ -62,7 +88,10 @@ def test_an_unknown_name():
 
 
 def test_star_names_exist():
-    assert minfer_jax.__all__ == ["Conversation", "LanguageModel", "load"]
+    assert minfer_jax.__all__ == [
+        *("Add", "Conversation", "LanguageModel", "Replace", "Trace"),
+        "load",
+    ]
     for name in minfer_jax.__all__:
         assert getattr(minfer_jax, name)
 
@@ -90,7 +119,8 @@ def test_presets_go_into_the_package():
 def test_dependencies_are_what_is_imported():
     """By name of the module; pip is run, not imported; jaxlib comes with jax."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    declared = {line.split(">")[0].split("[")[0] for line in project["dependencies"]}
+    lines = project["dependencies"] + project["optional-dependencies"]["plot"]
+    declared = {line.split(">")[0].split("[")[0] for line in lines}
     declared = {"absl" if name == "absl-py" else name for name in declared - {"pip"}}
     imported = set()
     for path in (ROOT / "minfer_jax").rglob("*.py"):

@@ -1,10 +1,10 @@
 """Programs for CUDA on a machine without it: weights of real shapes, and what is produced."""
 
 import dataclasses
-import re
 
 import jax
 import jax.numpy as jnp
+from jaxlib.mlir import ir
 
 from minfer_jax.quant.formats import Format
 from minfer_jax.quant.formats.base import TILE
@@ -38,12 +38,17 @@ def calls(lowered: jax.stages.Lowered, name: str) -> int:
 
 
 def produced(lowered: jax.stages.Lowered) -> list[tuple[str, tuple[int, ...]]]:
-    """(operation, shape) of the result of each line of a program."""
+    """(operation, shape) of each result in a program, those within functions included."""
     found = []
-    for line in lowered.as_text().splitlines():
-        types = re.findall(r"tensor<([0-9x]*)x?[a-z]", line)
-        operation = re.match(r'\s*(?:%\S+ = "?([\w.]+)|\}\))', line)  # or the end of a region
-        if types and operation:
-            shape = tuple(int(size) for size in types[-1].split("x") if size)
-            found.append((operation[1] or "region", shape))
+
+    def walk(op: ir.OpView | ir.Operation) -> None:
+        for block in (block for region in op.regions for block in region):
+            for inner in block:
+                types = [ir.ShapedType(r.type) for r in inner.operation.results]
+                found.extend((inner.operation.name, tuple(t.shape)) for t in types)
+                walk(inner.operation)
+
+    module = lowered.compiler_ir("stablehlo")
+    assert module is not None
+    walk(module.operation)
     return found
