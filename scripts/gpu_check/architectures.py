@@ -1,0 +1,109 @@
+"""Whole models of every architecture at the highest precision: logits by Pallas and by plain XLA.
+
+The models are those of a parity pack, whose reference counts too, or else the tests' tiny ones: of
+quantised weights, and wide enough for the kernels.
+"""
+
+import dataclasses
+import functools
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from minfer_jax.gguf import open_gguf
+from minfer_jax.model import kv_state
+from minfer_jax.model.config import ModelConfig
+from minfer_jax.model.forward import forward
+from minfer_jax.model.load import load_model
+from minfer_jax.model.params import Params
+from minfer_jax.model.registry import ARCHS
+from scripts.gpu_check import calls
+from scripts.gpu_check.rows import FAILED, OK, Case, Row, Setting
+
+LIMIT = 1e-7  # of the squared error over the square of what is expected
+REFERENCE_LIMIT = 1e-5  # its GELU comes from a table of float16
+N_TOKENS, N_DECODED = 48, 4
+N_CTX = 128
+TYPES = {"ffn_down": "Q6_K", "attn_v": "Q8_0", "token_embd": "Q8_0", "output": "Q6_K"}
+WIDE = {"width": 256, "n_ff": 256, "n_head": 4, "head_dim": 64, "n_layer": 3, "n_vocab": 256}
+REHEARSED = ("llama", "gemma3")
+
+
+def cases(setting: Setting) -> list[Case]:
+    """A case a model."""
+    if setting.parity is not None:
+        paths = sorted((setting.parity / "arch").glob("*.gguf"))
+        if not paths:
+            raise ValueError(f"{setting.parity}/arch holds no .gguf file")
+        return [Case(name=p.stem, run=functools.partial(_of_pack, p)) for p in paths]
+    names = REHEARSED if setting.rehearse else tuple(ARCHS)
+    return [Case(name=name, run=functools.partial(_tiny, name)) for name in names]
+
+
+def _of_pack(path: Path) -> Iterable[Row]:
+    case = np.load(path.with_suffix(".npz"))
+    tokens = case["tokens"].tolist()[:N_CTX]
+    yield _compared(path.stem, path, tokens, case["logits"])
+
+
+def _tiny(arch: str) -> Iterable[Row]:
+    from tests.helpers.tiny_models import tiny_model  # needs gguf-py, the others do not
+
+    wide = WIDE | ({"n_layer": 5} if arch == "muse-glimmer" else {})
+    types = {f"blk.{i}.{name}": kind for i in range(5) for name, kind in TYPES.items()} | TYPES
+    keys = {"attention.sliding_window": 16} if arch in ("gemma2", "gemma3", "cohere2") else {}
+    data = tiny_model(arch, weight_type="Q4_K", types=types, keys=keys, **wide)
+    tokens = np.random.default_rng(0).integers(0, WIDE["n_vocab"], N_TOKENS).tolist()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"{arch}.gguf"
+        path.write_bytes(data)
+        yield _compared(arch, path, tokens, None)
+
+
+def _compared(name: str, path: Path, tokens: list[int], reference: np.ndarray | None) -> Row:
+    with open_gguf(path) as file:
+        cfg, params = load_model(file, precision="highest", kernels="xla")
+    plain, _ = _logits(params, cfg, tokens)
+    arithmetic = dataclasses.replace(cfg.arithmetic, kernels="pallas")
+    got, kernels = _logits(
+        params, dataclasses.replace(cfg, arithmetic=arithmetic, unrolled=True), tokens
+    )
+    error = _squared(got, plain)
+    figures: dict[str, float] = {"kernels": kernels, "from XLA": error}
+    good = error <= LIMIT
+    if reference is not None:
+        figures["from the reference"] = off = _squared(got, reference[: len(tokens)])
+        good = good and off <= REFERENCE_LIMIT
+    note = "" if kernels else "no kernel is used: the plain form serves all of it"
+    return Row(name=name, state=OK if good else FAILED, figures=figures, note=note)
+
+
+def _logits(params: Params, cfg: ModelConfig, tokens: list[int]) -> tuple[np.ndarray, int]:
+    """Logits [T, V] of a prefill and a few decoded tokens, and how many kernels do it."""
+    n = len(tokens)
+    state = kv_state.init(cfg, N_CTX, chunk=n)
+    ids, positions = (jnp.asarray([a], jnp.int32) for a in (tokens, range(n)))
+    first = n - N_DECODED
+    prefill = jax.jit(functools.partial(forward, cfg=cfg, n_out=first), donate_argnums=3)
+    decode = jax.jit(functools.partial(forward, cfg=cfg), donate_argnums=3)
+    traced = [
+        prefill.trace(params, ids[:, :first], positions[:, :first], state),
+        decode.trace(params, ids[:, :1], positions[:, :1], state),
+    ]
+    kernels = sum(calls.count(one) for one in traced)
+    logits, state = prefill(params, ids[:, :first], positions[:, :first], state)
+    rows = [np.asarray(logits[0])]
+    for i in range(first, n):
+        logits, state = decode(params, ids[:, i : i + 1], positions[:, i : i + 1], state)
+        rows.append(np.asarray(logits[0]))
+    return np.concatenate(rows), kernels
+
+
+def _squared(got: np.ndarray, expected: np.ndarray) -> float:
+    """The squared error over the square of what is expected; NaN where it is none."""
+    a, b = got.astype(np.float64), expected.astype(np.float64)
+    return float(np.square(a - b).sum() / np.square(b).sum())
