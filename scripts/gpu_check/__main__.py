@@ -57,7 +57,9 @@ def main(argv: list[str]) -> int:
 def _parsed(argv: list[str]) -> argparse.Namespace:
     usual = [name for name in PARTS if name != ONLY_IF_ASKED]
     parser = argparse.ArgumentParser(
-        prog="scripts/gpu_check.sh", description=__doc__.splitlines()[0], allow_abbrev=False
+        prog="scripts/gpu_check.sh",
+        description="Checks and measures the Pallas kernels on a CUDA device.",
+        allow_abbrev=False,
     )
     parser.add_argument("--out", type=Path, required=True, help="folder for tables and JSON")
     parser.add_argument("--models", type=Path, help="folder of GGUF files; left out without it")

@@ -30,7 +30,7 @@ N_TOKENS, N_DECODED = 48, 4
 N_CTX = 128
 TYPES = {"ffn_down": "Q6_K", "attn_v": "Q8_0", "token_embd": "Q8_0", "output": "Q6_K"}
 WIDE = {"width": 256, "n_ff": 256, "n_head": 4, "head_dim": 64, "n_layer": 3, "n_vocab": 256}
-REHEARSED = ("llama", "gemma3")
+REHEARSED = ("gemma3",)
 
 
 def cases(setting: Setting) -> list[Case]:
@@ -65,8 +65,7 @@ def _tiny(arch: str) -> Iterable[Row]:
 
 
 def _compared(name: str, path: Path, tokens: list[int], reference: np.ndarray | None) -> Row:
-    with open_gguf(path) as file:
-        cfg, params = load_model(file, precision="highest", kernels="xla")
+    cfg, params = load_model(open_gguf(path), precision="highest", kernels="xla")
     plain, _ = _logits(params, cfg, tokens)
     arithmetic = dataclasses.replace(cfg.arithmetic, kernels="pallas")
     got, kernels = _logits(
@@ -74,11 +73,11 @@ def _compared(name: str, path: Path, tokens: list[int], reference: np.ndarray | 
     )
     error = _squared(got, plain)
     figures: dict[str, float] = {"kernels": kernels, "from XLA": error}
-    good = error <= LIMIT
+    good = error <= LIMIT and kernels > 0
     if reference is not None:
         figures["from the reference"] = off = _squared(got, reference[: len(tokens)])
         good = good and off <= REFERENCE_LIMIT
-    note = "" if kernels else "no kernel is used: the plain form serves all of it"
+    note = "" if kernels else "no kernel is in the program: nothing was checked"
     return Row(name=name, state=OK if good else FAILED, figures=figures, note=note)
 
 

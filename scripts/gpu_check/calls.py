@@ -74,14 +74,21 @@ def attention(
     q: Float[Array, "B T N H"],
     k: Cache,
     v: Cache,
-    *rest: Any,
+    layer: Array,
+    q_positions: Array,
+    k_positions: Array,
+    sinks: Array | None,
+    *,
     scoring: Scoring,
     config: Any,
     interpret: bool,
 ) -> Float[Array, "B T N Hv"]:
     """What `attend` computes of the same arguments."""
     module = attention_decode if _decodes(q, k, v) else attention_prefill
-    return module.attention(q, k, v, *rest, scoring, config=config, interpret=interpret)
+    positions = q_positions, k_positions
+    return module.attention(
+        q, k, v, layer, *positions, sinks, scoring, config=config, interpret=interpret
+    )
 
 
 def attention_refusal(given: Attention) -> str | None:
@@ -105,7 +112,7 @@ def attention_kernel(given: Attention, scoring: Scoring) -> Chosen:
 
 
 def _decodes(q: Array, k: Cache, v: Cache) -> bool:
-    return attention_decode.supports(*q.shape[1:3], k, v) is None
+    return attention_decode.supports(q.shape[1], q.shape[2], k, v) is None
 
 
 def count(traced: jax.stages.Traced) -> int:

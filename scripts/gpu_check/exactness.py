@@ -7,6 +7,7 @@ limits tell them apart.
 
 import functools
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import product
 
 import jax
@@ -32,18 +33,33 @@ USUAL: dict[str, dict[str, tuple[int, int]]] = {
     "Q5_0": shapes.GEMMA3,
     "BF16": {"up": shapes.SMOLLM2["up"]},
 }
-# (heads, slots, filled, cache type, sequences, queries at the end that are padding)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """Of `made.attention`; padding only where there are several queries."""
+
+    heads: Heads
+    slots: int
+    filled: int
+    cache: str
+    batch: int = 1
+    padding: int = 0
+
+
+_7B, _OSS = shapes.HEADS["Mistral 7B"], shapes.HEADS["gpt-oss, sliding"]
+_GEMMA, _SLIDING = shapes.HEADS["Gemma 3 270M"], shapes.HEADS["Gemma 3 270M, sliding"]
 ATTENTION = (
-    ("Mistral 7B", 4096, 4096, "float16", 1, 0),
-    ("SmolLM2", 2048, 1500, "float16", 1, 0),
-    ("Gemma 3 270M", 2048, 2048, "float16", 1, 0),
-    ("Gemma 3 270M, sliding", 1024, 3000, "float16", 1, 0),
-    ("Mistral 7B", 4096, 2100, "q8_0", 1, 0),
-    ("Mistral 7B", 4096, 600, "bfloat16", 2, 0),
-    ("Mistral 7B", 4096, 600, "float32", 2, 1),
-    ("gpt-oss, sliding", 640, 2000, "float16", 1, 1),
-    ("Gemma 2 2B", 2048, 1000, "float16", 1, 0),
-    ("Phi 3 mini", 2048, 1000, "float16", 1, 0),
+    Given(heads=_7B, slots=4096, filled=4096, cache="float16"),
+    Given(heads=shapes.HEADS["SmolLM2"], slots=2048, filled=1500, cache="float16"),
+    Given(heads=_GEMMA, slots=2048, filled=2048, cache="float16"),
+    Given(heads=_SLIDING, slots=1024, filled=3000, cache="float16"),
+    Given(heads=_7B, slots=4096, filled=2100, cache="q8_0"),
+    Given(heads=_7B, slots=4096, filled=600, cache="bfloat16", batch=2),
+    Given(heads=_7B, slots=4096, filled=600, cache="float32", batch=2, padding=1),
+    Given(heads=_OSS, slots=640, filled=2000, cache="float16", padding=1),
+    Given(heads=shapes.HEADS["Gemma 2 2B"], slots=2048, filled=1000, cache="float16"),
+    Given(heads=shapes.HEADS["Phi 3 mini"], slots=2048, filled=1000, cache="float16"),
 )
 
 
@@ -52,14 +68,13 @@ def cases(setting: Setting) -> list[Case]:
     if setting.rehearse:
         some = [("Q4_K", "tiny"), ("Q6_K", "tiny"), ("MXFP4", "tiny"), ("IQ2_XS", "tiny")]
         found = [_product_case(name, shapes.TINY[of], setting) for name, of in some]
-        case = (shapes.TINY_HEADS, 128, 100, "float16", 1, 0)
-        return [*found, _attention_case(*case, setting)]
+        given = Given(heads=shapes.TINY_HEADS, slots=128, filled=100, cache="float16")
+        return [*found, _attention_case(given, setting)]
     usual = [(name, shape) for name, of in USUAL.items() for shape in of.values()]
     others = [(n, shapes.MISTRAL_7B["attn_output"]) for n in BY_NAME if n not in USUAL]
-    heads = [(shapes.HEADS[name], *rest) for name, *rest in ATTENTION]
     return [
         *(_product_case(*case, setting) for case in usual[:4]),
-        *(_attention_case(*case, setting) for case in heads),
+        *(_attention_case(given, setting) for given in ATTENTION),
         *(_product_case(*case, setting) for case in [*usual[4:], *others]),
     ]
 
@@ -96,42 +111,26 @@ def _rows(dtype: str, setting: Setting) -> Iterator[int]:
     yield from many
 
 
-def _attention_case(
-    heads: Heads,
-    slots: int,
-    filled: int,
-    cache: str,
-    batch: int,
-    padding: int,
-    setting: Setting,
-) -> Case:
-    label = f"{heads.name}, {slots} slots, {filled} filled, {cache}, batch {batch}"
-    run = functools.partial(_attention, label, heads, slots, filled, cache, batch, padding, setting)
-    return Case(name=label, run=run)
+def _attention_case(case: Given, setting: Setting) -> Case:
+    label = (
+        f"{case.heads.name}, {case.filled} in {case.slots} slots, {case.cache}, batch {case.batch}"
+    )
+    return Case(name=label, run=functools.partial(_attention, label, case, setting))
 
 
-def _attention(
-    label: str,
-    heads: Heads,
-    slots: int,
-    filled: int,
-    cache: str,
-    batch: int,
-    padding: int,
-    setting: Setting,
-) -> Iterable[Row]:
+def _attention(label: str, case: Given, setting: Setting) -> Iterable[Row]:
     few, many = ((1, 4), (17,)) if setting.rehearse else (DECODED, PREFILLED)
-    wanted = [*product(few, ("float32",)), *product(many, LIMITS)]
-    for t, dtype in wanted:
+    heads = case.heads
+    for t, dtype in [*product(few, ("float32",)), *product(many, LIMITS)]:
         found = f"{label}, T {t}, {dtype}"
         given = made.attention(
             heads,
             t=t,
-            slots=slots,
-            filled=filled,
-            cache=cache,
-            batch=batch,
-            padding=padding if t > 1 else 0,
+            slots=case.slots,
+            filled=case.filled,
+            cache=case.cache,
+            batch=case.batch,
+            padding=case.padding if t > 1 else 0,
         )
         scoring = calls.scoring(heads, dtype)
         if (why := calls.attention_refusal(given)) is not None:

@@ -90,8 +90,8 @@ def _scale(key: Array, fmt: Format, shape: tuple[int, ...], base: float) -> Arra
 
 
 def nbytes(w: QTensor) -> int:
-    """Of the planes of one weight of the stack."""
-    total = sum(a.nbytes for a in jax.tree.leaves(w))
+    """Of the planes of one weight of the stack; arrays may be their shapes."""
+    total = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(w))
     plane = w.bits[0] if w.dense is None else w.dense
     return total // plane.shape[0] if w.stacked else total
 

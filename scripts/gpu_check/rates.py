@@ -64,8 +64,8 @@ def _rates(setting: Setting, path: Path, choice: str) -> Iterable[Row]:
 def _loaded(setting: Setting, path: Path, choice: str) -> tuple[ModelConfig, Params]:
     if path == SYNTHETIC:
         return synthetic.model(tiny=setting.rehearse, kernels=choice)
-    with files.opened(path) as there, open_gguf(there) as file:
-        return load_model(file, kernels=choice)
+    with files.opened(path) as there:
+        return load_model(open_gguf(there), kernels=choice)
 
 
 def _median(setting: Setting, engine: Engine, ids: list[int], n_tokens: int) -> tuple[float, float]:

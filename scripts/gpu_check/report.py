@@ -1,6 +1,7 @@
 """The tables: on the terminal row by row, as Markdown and JSON in files."""
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,10 @@ class Report:
     def write(self) -> None:
         """Both files, each whole or as it was."""
         parts = {
-            part: [{"name": r.name, "state": r.state, **r.figures, "note": r.note} for r in rows]
+            part: [
+                {"name": r.name, "state": r.state, **_plain(r.figures), "note": r.note}
+                for r in rows
+            ]
             for part, rows in self._rows.items()
         }
         texts = {
@@ -81,6 +85,14 @@ def _table(rows: list[Row]) -> str:
 
 def _told(row: Row) -> list[str]:
     return [*(f"{name} {shown(value)}" for name, value in row.figures.items()), row.note]
+
+
+def _plain(figures: Mapping[str, float | str]) -> dict[str, float | str]:
+    """As JSON has them: it has no NaN."""
+    return {
+        name: value if isinstance(value, str) or math.isfinite(value) else str(value)
+        for name, value in figures.items()
+    }
 
 
 def shown(figure: float | str) -> str:

@@ -7,6 +7,7 @@ of the device when it is read. Bytes are those of the packed weight, or of the k
 import functools
 import math
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -70,7 +71,7 @@ def cases(setting: Setting) -> list[Case]:
     products = [(name, shapes.MISTRAL_7B[of], rows) for name, of, rows in (*DECODE, *PREFILL)]
     return [
         *(_product_case(*case, setting) for case in products),
-        *(_attention_case(shapes.HEADS[of], *rest, setting) for of, *rest in ATTENTION),
+        *(_attention_case(shapes.HEADS[of], t, slots, setting) for of, t, slots in ATTENTION),
     ]
 
 
@@ -89,11 +90,9 @@ def _product(
     kernel = functools.partial(calls.product, dtype=dtype, config=None, interpret=setting.rehearse)
     plain = functools.partial(qmatmul, arithmetic=Arithmetic(many=dtype, kernels="xla"))
     n_bytes, n_flop = made.nbytes(stack), 2 * rows * math.prod(shape)
-    measured = [
-        None if one is None else _seconds(of_layers(one, stack), (x, stack))
-        for one in (None if refusal else kernel, plain)
-    ]
-    yield _row(label, measured, n_bytes, n_flop, refusal, setting)
+    own = None if refusal else _seconds(of_layers(kernel, stack), x, stack)
+    xla = _seconds(looped(plain, stack), x, stack) / n_layers(stack)
+    yield _row(label, (own, xla), n_bytes, n_flop, refusal, setting)
 
 
 def weights(name: str, shape: tuple[int, int], setting: Setting) -> QTensor:
@@ -107,16 +106,32 @@ def of_layers(
     product: Callable[[Array, QTensor], Array], stack: QTensor
 ) -> Callable[[Array, QTensor], list[Array]]:
     """The products with all layers of such a stack, as one function."""
-    n_layers = (stack.bits[0] if stack.dense is None else stack.dense).shape[0]
 
     def all_layers(x: Array, stack: QTensor) -> list[Array]:
-        return [product(x, stack.at(i)) for i in range(n_layers)]
+        return [product(x, stack.at(i)) for i in range(n_layers(stack))]
 
     return all_layers
 
 
-def _seconds(all_layers: Callable[..., list[Array]], args: tuple) -> float:
-    """Of one layer, when all of them are run in one program."""
+def looped(
+    product: Callable[[Array, QTensor], Array], stack: QTensor
+) -> Callable[[Array, QTensor], list[Array]]:
+    """As `of_layers`, in a loop: what is plain XLA takes long to compile."""
+
+    def all_layers(x: Array, stack: QTensor) -> list[Array]:
+        layers = jnp.arange(n_layers(stack), dtype=jnp.uint32)
+        return [jax.lax.map(lambda i: product(x, stack.at(i)), layers)]
+
+    return all_layers
+
+
+def n_layers(stack: QTensor) -> int:
+    """Of a stack."""
+    return (stack.bits[0] if stack.dense is None else stack.dense).shape[0]
+
+
+def _seconds(all_layers: Callable[..., list[Array]], *args: Any) -> float:
+    """Of one result, when all of them are made in one program."""
     program = jax.jit(all_layers)
     return clock.seconds(program, *args) / len(program(*args))
 
@@ -140,15 +155,12 @@ def _attention(
         interpret=setting.rehearse,
     )
     plain = functools.partial(attend, scoring=calls.scoring(heads, dtype, kernels="xla"))
-    n_layers = _layers(given)
-    n_bytes = sum(a.nbytes for a in jax.tree.leaves((given.k, given.v))) // n_layers
+    n_bytes = sum(a.nbytes for a in jax.tree.leaves((given.k, given.v))) // _layers(given)
     seen = slots - (t - 1) / 2  # of each query, on average
     n_flop = round(4 * heads.n * heads.h * t * seen)
-    measured = [
-        None if one is None else _seconds(of_caches(one, given), given.args())
-        for one in (None if refusal else kernel, plain)
-    ]
-    yield _row(label, measured, n_bytes, n_flop, refusal, setting)
+    own = None if refusal else _seconds(of_caches(kernel, given), *given.args())
+    xla = _seconds(of_caches(plain, given), *given.args())
+    yield _row(label, (own, xla), n_bytes, n_flop, refusal, setting)
 
 
 def factors(t: int) -> str:
@@ -178,7 +190,7 @@ def _layers(given: Attention) -> int:
 
 def _row(
     label: str,
-    measured: list[float | None],
+    measured: tuple[float | None, float],
     n_bytes: int,
     n_flop: int,
     refusal: str | None,

@@ -48,7 +48,8 @@ def cases(setting: Setting) -> list[Case]:
 
 
 def _texts(setting: Setting, path: Path) -> Iterable[Row]:
-    with files.opened(path) as there, open_gguf(there) as file:
+    with files.opened(path) as there:
+        file = open_gguf(there)
         cfg, params = load_model(file, kernels="xla")
         tokenizer = Tokenizer.from_gguf(file)
     engines = [_engine(cfg, params, tokenizer, choice) for choice in ("xla", "pallas")]

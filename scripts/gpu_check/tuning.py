@@ -52,7 +52,7 @@ def cases(setting: Setting) -> list[Case]:
     products = [(name, shapes.MISTRAL_7B[of], rows) for name, of, rows in PRODUCTS]
     return [
         *(_product_case(*case, setting) for case in products),
-        *(_attention_case(shapes.HEADS[of], *rest, setting) for of, *rest in ATTENTION),
+        *(_attention_case(shapes.HEADS[of], t, slots, setting) for of, t, slots in ATTENTION),
     ]
 
 
