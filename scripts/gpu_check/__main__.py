@@ -45,8 +45,7 @@ def main(argv: list[str]) -> int:
             blocks=tuple(blocks),
             until=time.time() + max(0.0, left) * share,
         )
-        workers = 1 if args.rehearse else part.workers
-        run_part(name, workers, part.longest, setting, lambda row, name=name: report.add(name, row))
+        run_part(name, part, setting, lambda row, name=name: report.add(name, row))
         if name == "device" and any(row.state == FAILED for row in report.rows(name)):
             break
     report.finish(**{"seconds": round(time.time() - begin, 1), "failures": report.failures})

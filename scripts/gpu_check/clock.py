@@ -8,6 +8,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from scripts.gpu_check import made
+
 REPEATS = 5  # the median counts
 LEAST = 0.02  # seconds of work that one measurement takes
 
@@ -43,7 +45,7 @@ def _timed(program: Callable, args: tuple, calls: int) -> float:
 @functools.cache
 def copy_rate(n_bytes: int) -> float:
     """Bytes a second of a copy on the device, those read and those written."""
-    source = jax.random.bits(jax.random.key(0), (n_bytes // 4,), jnp.uint32)
+    source = jax.random.bits(made.key(0), (n_bytes // 4,), jnp.uint32)
     copy = jax.jit(lambda x: x ^ jnp.uint32(1))
     return 2 * source.nbytes / seconds(copy, source)
 
@@ -51,7 +53,7 @@ def copy_rate(n_bytes: int) -> float:
 @functools.cache
 def product_rate(size: int) -> float:
     """FLOP a second of a square product of bfloat16, summed in float32."""
-    keys = jax.random.split(jax.random.key(1))
+    keys = jax.random.split(made.key(1))
     a, b = (jax.random.normal(key, (size, size), jnp.bfloat16) for key in keys)
     dot = jax.jit(functools.partial(jnp.dot, preferred_element_type=jnp.bfloat16))
     return 2 * size**3 / seconds(dot, a, b)

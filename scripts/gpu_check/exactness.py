@@ -6,7 +6,7 @@ limits tell them apart.
 """
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product
 
@@ -88,11 +88,12 @@ def _product_case(name: str, shape: tuple[int, int], setting: Setting) -> Case:
 def _product(label: str, name: str, shape: tuple[int, int], setting: Setting) -> Iterable[Row]:
     stack = made.weight(0, name, shape, layers=2)
     w = stack.at(1)
-    x = jax.random.normal(jax.random.key(1), ((FEW if setting.rehearse else MANY)[-1], shape[1]))
+    few, many = ((1, 3), (17,)) if setting.rehearse else (FEW, MANY)
+    x = jax.random.normal(made.key(1), (max(many), shape[1]))
     plain = jax.jit(xla.dequantize, static_argnums=1)
     for dtype in ("float32", "bfloat16"):
         factor = plain(w, jnp.dtype(dtype))
-        for rows in _rows(dtype, setting):
+        for rows in (*few, *many) if dtype == "float32" else many:
             found = f"{label} rows {rows} {dtype}"
             if (why := calls.product_refusal(rows, w, dtype)) is not None:
                 yield Row(name=found, state=REFUSED, note=why)
@@ -102,13 +103,6 @@ def _product(label: str, name: str, shape: tuple[int, int], setting: Setting) ->
             kernel = jax.jit(calls.product, static_argnames=("dtype", "config", "interpret"))
             got = kernel(some, w, dtype=dtype, config=None, interpret=setting.rehearse)
             yield judged(found, error(got, expected), LIMITS[dtype])
-
-
-def _rows(dtype: str, setting: Setting) -> Iterator[int]:
-    """Few rows are always of float32."""
-    few, many = ((1, 3), (17,)) if setting.rehearse else (FEW, MANY)
-    yield from few if dtype == "float32" else ()
-    yield from many
 
 
 def _attention_case(case: Given, setting: Setting) -> Case:

@@ -19,6 +19,11 @@ BY_NAME = {fmt.name: fmt for fmt in FORMATS.values()}
 _MOST = 63  # of the integers that multiply a scale
 
 
+def key(seed: int) -> Array:
+    """Of a generator that takes the device little time, and the compiler too."""
+    return jax.random.key(seed, impl="unsafe_rbg")
+
+
 def weight(
     seed: int, name: str, shape: tuple[int, int], layers: int = 0, std: float | None = None
 ) -> QTensor:
@@ -32,7 +37,7 @@ def weight(
         std: standard deviation of the weights, roughly; None for 1 / sqrt(K).
     """
     spread = 1.0 / math.sqrt(shape[1]) if std is None else std
-    return _weight(jax.random.key(seed), fmt=BY_NAME[name], shape=shape, layers=layers, std=spread)
+    return _weight(key(seed), fmt=BY_NAME[name], shape=shape, layers=layers, std=spread)
 
 
 @functools.partial(jax.jit, static_argnames=("fmt", "shape", "layers", "std"))
@@ -160,7 +165,7 @@ def attention(
         batch: sequences.
         padding: queries at the end that are none.
     """
-    keys = jax.random.split(jax.random.key(2), 4)
+    keys = jax.random.split(key(2), 4)
     shape = (layers, batch, heads.k, slots, heads.h)
     lengths = [max(t, filled - i * (filled // 4)) for i in range(batch)]
     asked, held = np.full((batch, t), -1, np.int32), np.full((batch, slots), -1, np.int32)

@@ -84,7 +84,7 @@ def _product(
     label: str, name: str, shape: tuple[int, int], rows: int, setting: Setting
 ) -> Iterable[Row]:
     stack = weights(name, shape, setting)
-    x = jax.random.normal(jax.random.key(1), (rows, shape[1]))
+    x = jax.random.normal(made.key(1), (rows, shape[1]))
     dtype = FLOAT
     refusal = calls.product_refusal(rows, stack, dtype)
     kernel = functools.partial(calls.product, dtype=dtype, config=None, interpret=setting.rehearse)

@@ -18,7 +18,7 @@ from jaxtyping import Array
 
 from minfer_jax import whole_file
 from minfer_jax.pallas import blocks
-from scripts.gpu_check import calls, clock, shapes, speeds
+from scripts.gpu_check import calls, clock, made, shapes, speeds
 from scripts.gpu_check.calls import Chosen
 from scripts.gpu_check.exactness import LIMITS, error
 from scripts.gpu_check.made import Heads
@@ -68,7 +68,7 @@ def _product(
     if (why := calls.product_refusal(rows, stack, dtype)) is not None:
         yield Row(name=label, state=REFUSED, note=why)
         return
-    x = jax.random.normal(jax.random.key(1), (rows, shape[1]))
+    x = jax.random.normal(made.key(1), (rows, shape[1]))
 
     def compiled(config: Any) -> Program:
         one = functools.partial(

@@ -16,10 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import IO, Any
 
+from scripts.gpu_check.parts import Part
 from scripts.gpu_check.rows import FAILED, SKIPPED, Row, Setting
 
 _START = 90.0  # seconds until a process has said what there is to do
 _GRACE = 5.0  # that a case may be late, once the part's time is over
+_QUICK = "--xla_gpu_autotune_level=0"
 _QUOTE = 200  # characters of what a dead process said last
 
 
@@ -33,23 +35,23 @@ class _Progress:
     done: bool = False
 
 
-def run_part(
-    name: str, n_workers: int, longest: float, setting: Setting, found: Callable[[Row], None]
-) -> None:
+def run_part(name: str, part: Part, setting: Setting, found: Callable[[Row], None]) -> None:
     """Run all cases of a part, or those that there is time for.
 
     Args:
         name: a key of PARTS.
-        n_workers: processes.
-        longest: seconds that a case may take.
+        part: that row.
         setting: for the cases; `until` ends the part.
         found: called with every row, from several threads, one at a time.
     """
 
+    n_workers = max(1, min(part.workers, (os.cpu_count() or 1) * 3 // 4))
+    if setting.rehearse:
+        n_workers = 1
     stopping, one_at_a_time = threading.Event(), threading.Lock()
 
     def share(i: int) -> None:
-        for row in _rows(name, (i, n_workers), longest, setting, stopping):
+        for row in _rows(name, (i, n_workers), part, setting, stopping):
             with one_at_a_time:
                 found(row)
 
@@ -64,7 +66,7 @@ def run_part(
 def _rows(
     name: str,
     shard: tuple[int, int],
-    longest: float,
+    part: Part,
     setting: Setting,
     stopping: threading.Event,
 ) -> Generator[Row]:
@@ -77,7 +79,7 @@ def _rows(
             yield Row(name=name, state=SKIPPED, note=note)
             return
         begun = progress.begun
-        reason = yield from _one_process(name, shard, longest, setting, progress)
+        reason = yield from _one_process(name, shard, part, setting, progress)
         if progress.current is not None:
             state = SKIPPED if time.time() >= setting.until else FAILED
             yield Row(name=progress.current, state=state, note=reason)
@@ -88,7 +90,7 @@ def _rows(
 
 
 def _one_process(
-    name: str, shard: tuple[int, int], longest: float, setting: Setting, progress: _Progress
+    name: str, shard: tuple[int, int], part: Part, setting: Setting, progress: _Progress
 ) -> Generator[Row, None, str]:
     """Rows of one process, and why it ended."""
     read, write = os.pipe()
@@ -97,6 +99,7 @@ def _one_process(
             child = subprocess.Popen(
                 _command(name, shard, progress.begun, write, setting),
                 pass_fds=(write,),
+                env=_environment(part),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -104,7 +107,7 @@ def _one_process(
         finally:
             os.close(write)
         try:
-            reason = yield from _read(pipe, longest, setting.until + _GRACE, progress)
+            reason = yield from _read(pipe, part.longest, setting.until + _GRACE, progress)
         finally:
             if _must_be_killed(child, progress):
                 child.kill()
@@ -121,6 +124,13 @@ def _must_be_killed(child: subprocess.Popen, progress: _Progress) -> bool:
     except subprocess.TimeoutExpired:
         return True
     return False
+
+
+def _environment(part: Part) -> dict[str, str]:
+    """This process's, with what makes XLA compile faster where no speed is measured."""
+    if part.timed:
+        return dict(os.environ)
+    return {**os.environ, "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {_QUICK}"}
 
 
 def _command(name: str, shard: tuple[int, int], skip: int, fd: int, setting: Setting) -> list[str]:
