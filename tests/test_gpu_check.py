@@ -12,12 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from minfer_jax.gguf import open_gguf
+from minfer_jax.model.load import read_model_config
+from minfer_jax.model.registry import ARCHS
 from minfer_jax.pallas import blocks
 from minfer_jax.quant import xla
 from minfer_jax.quant.formats import FORMATS
 from minfer_jax.quant.qtensor import from_blocks
 from scripts.gpu_check import __main__ as command
-from scripts.gpu_check import exactness, made, tuning, workers
+from scripts.gpu_check import architectures, exactness, made, tuning, workers
 from scripts.gpu_check.parts import PARTS, Part
 from scripts.gpu_check.report import JSON, MARKDOWN, Report, shown
 from scripts.gpu_check.rows import FAILED, MEASURED, OK, SKIPPED, Row, Setting, judged
@@ -173,6 +176,13 @@ def test_a_ring_holds_the_latest_positions():
         [16, 17, 18, 19, 20, 13, 14, 15],
         [8, 9, 10, 11, 12, 13, 14, 15],
     ]
+
+
+def test_every_architecture_has_a_wide_model(tmp_path: Path):
+    for arch in ARCHS:
+        (tmp_path / "model.gguf").write_bytes(architectures.tiny(arch))
+        cfg = read_model_config(open_gguf(tmp_path / "model.gguf"))
+        assert (cfg.arch, cfg.n_embd, cfg.head_dim, cfg.n_ff) == (arch, 256, 64, 256)
 
 
 @dataclass(frozen=True, kw_only=True)

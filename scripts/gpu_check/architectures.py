@@ -28,8 +28,9 @@ LIMIT = 1e-7  # of the squared error over the square of what is expected
 REFERENCE_LIMIT = 1e-5  # its GELU comes from a table of float16
 N_TOKENS, N_DECODED = 48, 4
 N_CTX = 128
-TYPES = {"ffn_down": "Q6_K", "attn_v": "Q8_0", "token_embd": "Q8_0", "output": "Q6_K"}
-WIDE = {"width": 256, "n_ff": 256, "n_head": 4, "head_dim": 64, "n_layer": 3, "n_vocab": 256}
+# Other formats than Q4_K.
+IN_LAYERS, OUTSIDE = {"ffn_down": "Q6_K"}, {"token_embd": "Q8_0", "output": "Q6_K"}
+WIDE = {"width": 256, "n_ff": 256, "n_head": 4, "head_dim": 64, "n_vocab": 256}
 REHEARSED = ("gemma3",)
 
 
@@ -51,26 +52,33 @@ def _of_pack(path: Path) -> Iterable[Row]:
 
 
 def _tiny(arch: str) -> Iterable[Row]:
-    from tests.helpers.tiny_models import tiny_model  # needs gguf-py, the others do not
-
-    wide = WIDE | ({"n_layer": 5} if arch == "muse-glimmer" else {})
-    types = {f"blk.{i}.{name}": kind for i in range(5) for name, kind in TYPES.items()} | TYPES
-    keys = {"attention.sliding_window": 16} if arch in ("gemma2", "gemma3", "cohere2") else {}
-    data = tiny_model(arch, weight_type="Q4_K", types=types, keys=keys, **wide)
     tokens = np.random.default_rng(0).integers(0, WIDE["n_vocab"], N_TOKENS).tolist()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{arch}.gguf"
-        path.write_bytes(data)
+        path.write_bytes(tiny(arch))
         yield _compared(arch, path, tokens, None)
+
+
+def tiny(arch: str) -> bytes:
+    """A model of the tests, of several formats of 256 columns, as a file's bytes."""
+    from tests.helpers.tiny_models import tiny_model  # these need gguf-py, the rest does not
+    from tests.helpers.tiny_options import DEFAULTS
+
+    shared = {}
+    if "n_ff_shared" in DEFAULTS[arch]:
+        n = WIDE["n_ff"]
+        shared = {"n_ff_shared": n, "keys": {"expert_shared_feed_forward_length": n}}
+    types = {f"blk.{i}.{name}": kind for i in range(5) for name, kind in IN_LAYERS.items()}
+    return tiny_model(arch, weight_type="Q4_K", types=types | OUTSIDE, **WIDE, **shared)
 
 
 def _compared(name: str, path: Path, tokens: list[int], reference: np.ndarray | None) -> Row:
     cfg, params = load_model(open_gguf(path), precision="highest", kernels="xla")
     plain, _ = _logits(params, cfg, tokens)
     arithmetic = dataclasses.replace(cfg.arithmetic, kernels="pallas")
-    got, kernels = _logits(
-        params, dataclasses.replace(cfg, arithmetic=arithmetic, unrolled=True), tokens
-    )
+    cfg = dataclasses.replace(cfg, arithmetic=arithmetic, unrolled=True)
+    got, traced = _logits(params, cfg, tokens)
+    kernels = sum(calls.count(program) for program in traced)
     error = _squared(got, plain)
     figures: dict[str, float] = {"kernels": kernels, "from XLA": error}
     good = error <= LIMIT and kernels > 0
@@ -81,25 +89,27 @@ def _compared(name: str, path: Path, tokens: list[int], reference: np.ndarray | 
     return Row(name=name, state=OK if good else FAILED, figures=figures, note=note)
 
 
-def _logits(params: Params, cfg: ModelConfig, tokens: list[int]) -> tuple[np.ndarray, int]:
-    """Logits [T, V] of a prefill and a few decoded tokens, and how many kernels do it."""
+def _logits(
+    params: Params, cfg: ModelConfig, tokens: list[int]
+) -> tuple[np.ndarray, list[jax.stages.Traced]]:
+    """Logits [T, V] of a prefill and a few decoded tokens, and the two programs."""
     n = len(tokens)
+    first = n - N_DECODED
     state = kv_state.init(cfg, N_CTX, chunk=n)
     ids, positions = (jnp.asarray([a], jnp.int32) for a in (tokens, range(n)))
-    first = n - N_DECODED
-    prefill = jax.jit(functools.partial(forward, cfg=cfg, n_out=first), donate_argnums=3)
-    decode = jax.jit(functools.partial(forward, cfg=cfg), donate_argnums=3)
     traced = [
-        prefill.trace(params, ids[:, :first], positions[:, :first], state),
-        decode.trace(params, ids[:, :1], positions[:, :1], state),
+        jax.jit(functools.partial(forward, cfg=cfg, n_out=t), donate_argnums=3).trace(
+            params, ids[:, :t], positions[:, :t], state
+        )
+        for t in (first, 1)
     ]
-    kernels = sum(calls.count(one) for one in traced)
+    prefill, decode = (program.lower().compile() for program in traced)
     logits, state = prefill(params, ids[:, :first], positions[:, :first], state)
     rows = [np.asarray(logits[0])]
     for i in range(first, n):
         logits, state = decode(params, ids[:, i : i + 1], positions[:, i : i + 1], state)
         rows.append(np.asarray(logits[0]))
-    return np.concatenate(rows), kernels
+    return np.concatenate(rows), traced
 
 
 def _squared(got: np.ndarray, expected: np.ndarray) -> float:
