@@ -93,26 +93,22 @@ def attention(
 
 def attention_refusal(given: Attention) -> str | None:
     """Why there is no kernel for such arguments; None if there is."""
-    return (
-        None
-        if _decodes(given.q, given.k, given.v)
-        else attention_prefill.supports(given.k, given.v)
-    )
+    q, k, v = given.q, given.k, given.v
+    return None if _decodes(q, k, v) else attention_prefill.supports(q, k, v)
 
 
 def attention_kernel(given: Attention, scoring: Scoring) -> Chosen:
     """The kernel that serves such arguments."""
     q, k, v, dtype = given.q, given.k, given.v, scoring.dtype
-    t, n = q.shape[1:3]
     if _decodes(q, k, v):
-        module, default = attention_decode, attention_decode.default(t, n, k, v, dtype)
+        module, default = attention_decode, attention_decode.default(q, k, v, dtype)
     else:
-        module, default = attention_prefill, attention_prefill.default(t, k, v, dtype)
+        module, default = attention_prefill, attention_prefill.default(q, k, v, dtype)
     return Chosen(kernel=module.NAME, case=module.case(q, k, v, dtype), default=default)
 
 
 def _decodes(q: Array, k: Cache, v: Cache) -> bool:
-    return attention_decode.supports(q.shape[1], q.shape[2], k, v) is None
+    return attention_decode.supports(q, k, v) is None
 
 
 def count(traced: jax.stages.Traced) -> int:

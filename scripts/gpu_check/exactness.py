@@ -1,8 +1,8 @@
 """Every kernel against its plain form, over real shapes and all packed formats.
 
 The error is the largest difference, over the root mean square of what is expected. Sums of float32
-in another order differ by some 1e-6 of that, TF32 by 1e-3, factors of bfloat16 by 1e-2: so the
-limits tell them apart.
+in another order differ by some 1e-5 of that, and would by 1e-3 if a factor were TF32. With factors
+of bfloat16 on both sides they differ where one of them is rounded the other way.
 """
 
 import functools
@@ -20,7 +20,7 @@ from scripts.gpu_check import calls, made, shapes
 from scripts.gpu_check.made import BY_NAME, Heads
 from scripts.gpu_check.rows import REFUSED, Case, Row, Setting, judged
 
-LIMITS = {"float32": 2e-5, "bfloat16": 4e-2}
+LIMITS = {"float32": 1e-4, "bfloat16": 2e-2}
 FEW, MANY = (1, 3, 8), (17, 512)  # rows of x
 DECODED, PREFILLED = (1, 4, 8), (64, 512)  # queries
 
@@ -115,7 +115,8 @@ def _attention_case(case: Given, setting: Setting) -> Case:
 def _attention(label: str, case: Given, setting: Setting) -> Iterable[Row]:
     few, many = ((1, 4), (17,)) if setting.rehearse else (DECODED, PREFILLED)
     heads = case.heads
-    for t, dtype in [*product(few, ("float32",)), *product(many, LIMITS)]:
+    some = [*product(few, ("float32",)), *product(few[1:], ("bfloat16",)), *product(many, LIMITS)]
+    for t, dtype in some:
         found = f"{label}, T {t}, {dtype}"
         given = made.attention(
             heads,
