@@ -107,8 +107,12 @@ def of_layers(
 ) -> Callable[[Array, QTensor], list[Array]]:
     """The products with all layers of such a stack, as one function."""
 
+    @jax.jit  # traced and lowered once
+    def of_layer(x: Array, stack: QTensor, layer: Array) -> Array:
+        return product(x, stack.at(layer))
+
     def all_layers(x: Array, stack: QTensor) -> list[Array]:
-        return [product(x, stack.at(i)) for i in range(n_layers(stack))]
+        return [of_layer(x, stack, jnp.uint32(i)) for i in range(n_layers(stack))]
 
     return all_layers
 
@@ -178,8 +182,10 @@ def caches(heads: made.Heads, t: int, slots: int, setting: Setting) -> Attention
 def of_caches(attention: Callable[..., Array], given: Attention) -> Callable[..., list[Array]]:
     """Attention over the caches of all layers, as one function of the arguments of `attend`."""
 
+    of_layer = jax.jit(attention)  # traced and lowered once
+
     def all_layers(q: Array, k: Cache, v: Cache, layer: Array, *rest: Array) -> list[Array]:
-        return [attention(q, k, v, jnp.uint32(i), *rest) for i in range(_layers(given))]
+        return [of_layer(q, k, v, jnp.uint32(i), *rest) for i in range(_layers(given))]
 
     return all_layers
 
