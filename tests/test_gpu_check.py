@@ -50,7 +50,7 @@ say(done=True)
 
 def setting(seconds: float = 60.0, **changes) -> Setting:
     until = time.time() + seconds
-    plain = Setting(rehearse=True, models=None, parity=None, blocks=(), until=until)
+    plain = Setting(rehearse=False, models=None, parity=None, blocks=(), until=until)
     return replace(plain, **changes)
 
 
@@ -258,7 +258,7 @@ def test_rehearsal(tmp_path: Path):
     run = subprocess.run(
         [
             *(ROOT / "scripts" / "gpu_check.sh", "--rehearse", "--tune"),
-            *("--budget", "800", "--out", tmp_path / "out"),
+            *("--budget", "3000", "--out", tmp_path / "out"),
         ],
         env={"PATH": "/usr/bin:/bin", "PYTHON": sys.executable, "HOME": str(tmp_path)},
         capture_output=True,

@@ -1,8 +1,8 @@
 """Every kernel against its plain form, over real shapes and all packed formats.
 
 The error is the largest difference, over the root mean square of what is expected. Sums of float32
-in another order differ by some 1e-5 of that, and would by 1e-3 if a factor were TF32. With factors
-of bfloat16 on both sides they differ where one of them is rounded the other way.
+in another order differ by some 1e-5 of that, and would by 1e-3 if a factor were TF32. Factors of
+bfloat16 are the same on both sides, but for attention's weights, which the running softmax scales.
 """
 
 import functools
@@ -20,7 +20,8 @@ from scripts.gpu_check import calls, made, shapes
 from scripts.gpu_check.made import BY_NAME, Heads
 from scripts.gpu_check.rows import REFUSED, Case, Row, Setting, judged
 
-LIMITS = {"float32": 1e-4, "bfloat16": 2e-2}
+PRODUCT_LIMITS = {"float32": 1e-4, "bfloat16": 2e-3}
+ATTENTION_LIMITS = {"float32": 1e-4, "bfloat16": 2e-2}  # its weights are rounded
 FEW, MANY = (1, 3, 8), (17, 512)  # rows of x
 DECODED, PREFILLED = (1, 4, 8), (64, 512)  # queries
 
@@ -102,7 +103,7 @@ def _product(label: str, name: str, shape: tuple[int, int], setting: Setting) ->
             expected = jax.jit(xla.dot)(some.astype(dtype), factor)
             kernel = jax.jit(calls.product, static_argnames=("dtype", "config", "interpret"))
             got = kernel(some, w, dtype=dtype, config=None, interpret=setting.rehearse)
-            yield judged(found, error(got, expected), LIMITS[dtype])
+            yield judged(found, error(got, expected), PRODUCT_LIMITS[dtype])
 
 
 def _attention_case(case: Given, setting: Setting) -> Case:
@@ -115,7 +116,11 @@ def _attention_case(case: Given, setting: Setting) -> Case:
 def _attention(label: str, case: Given, setting: Setting) -> Iterable[Row]:
     few, many = ((1, 4), (17,)) if setting.rehearse else (DECODED, PREFILLED)
     heads = case.heads
-    some = [*product(few, ("float32",)), *product(few[1:], ("bfloat16",)), *product(many, LIMITS)]
+    some = [
+        *product(few, ("float32",)),
+        *product(few[1:], ("bfloat16",)),
+        *product(many, ATTENTION_LIMITS),
+    ]
     for t, dtype in some:
         found = f"{label}, T {t}, {dtype}"
         given = made.attention(
@@ -135,7 +140,7 @@ def _attention(label: str, case: Given, setting: Setting) -> Iterable[Row]:
         expected = jax.jit(attend, static_argnums=7)(*given.args(), plain)
         kernel = jax.jit(calls.attention, static_argnames=("scoring", "config", "interpret"))
         got = kernel(*given.args(), scoring=scoring, config=None, interpret=setting.rehearse)
-        yield judged(found, error(got, expected), LIMITS[dtype])
+        yield judged(found, error(got, expected), ATTENTION_LIMITS[dtype])
 
 
 @jax.jit

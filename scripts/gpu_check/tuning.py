@@ -20,7 +20,7 @@ from minfer_jax import whole_file
 from minfer_jax.pallas import blocks
 from scripts.gpu_check import calls, clock, made, shapes, speeds
 from scripts.gpu_check.calls import Chosen
-from scripts.gpu_check.exactness import LIMITS, error
+from scripts.gpu_check.exactness import ATTENTION_LIMITS, error
 from scripts.gpu_check.made import Heads
 from scripts.gpu_check.rows import MEASURED, REFUSED, Case, Row, Setting
 
@@ -179,7 +179,7 @@ def _seconds(program: Program, expected: Array) -> float | None:
     """Seconds of one layer; None where it does not run, or is wrong."""
     try:
         results = program()
-        right = error(results[0], expected) <= LIMITS["bfloat16"]
+        right = error(results[0], expected) <= ATTENTION_LIMITS["bfloat16"]
         return clock.seconds(program, repeats=3) / len(results) if right else None
     except jax.errors.JaxRuntimeError:
         return None

@@ -21,6 +21,7 @@ from scripts.gpu_check.rows import FAILED, SKIPPED, Row, Setting
 
 _START = 90.0  # seconds until a process has said what there is to do
 _GRACE = 5.0  # that a case may be late, once the part's time is over
+_PATIENCE = 5  # times as long may a case take with kernels that are interpreted
 _QUICK = "--xla_gpu_autotune_level=0"
 _QUOTE = 200  # characters of what a dead process said last
 
@@ -73,9 +74,12 @@ def _rows(
     """The rows of one share, over as many processes as it takes."""
     progress = _Progress()
     while not progress.done and not stopping.is_set():
+        left = None if progress.total is None else progress.total - progress.begun
+        if left == 0:
+            return
         if time.time() >= setting.until:
-            left = "cases" if progress.total is None else f"{progress.total - progress.begun} cases"
-            note = f"no time left for {left} of share {shard[0] + 1} of {shard[1]}"
+            which = "cases" if left is None else f"{left} cases"
+            note = f"no time left for {which} of share {shard[0] + 1} of {shard[1]}"
             yield Row(name=name, state=SKIPPED, note=note)
             return
         begun = progress.begun
@@ -106,8 +110,9 @@ def _one_process(
             )
         finally:
             os.close(write)
+        longest = part.longest * (_PATIENCE if setting.rehearse else 1)
         try:
-            reason = yield from _read(pipe, part.longest, setting.until + _GRACE, progress)
+            reason = yield from _read(pipe, longest, setting.until + _GRACE, progress)
         finally:
             if _must_be_killed(child, progress):
                 child.kill()
