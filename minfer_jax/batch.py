@@ -59,12 +59,12 @@ def draw_rows(
     batch = next(size for size in SIZES if size >= n)
     _check_memory(runner, batch)
     clock, form = Clock(stats), runner.form(session, batch)
-    runner.prefill(session, clock, form, batch)
+    runner.prefill(session, clock, form, batch=batch)
     assert runner.kv.state is not None
     rows = _Rows(runner, session, form, n, batch, _repeated(runner, batch))
     room = min(max_tokens, runner.n_ctx - len(session.tokens) + 1)
     clock.decode_begins()
-    pace, sent, steps = Pace(1 if rows.constraints else runner.most_steps), 1, 1
+    pace, sent, steps = Pace(1) if rows.constraints else runner.pace(), 1, 1
     rows.leave(ended)
     tokens = rows.send(burst(1)) if rows.live.any() else None
     while tokens is not None:

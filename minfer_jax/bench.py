@@ -17,22 +17,27 @@ if __name__ == "__main__":  # Ctrl-C during the imports below ends it without a 
 import resource
 
 import jax
+from jax.stages import Compiled, Lowered
 from tqdm import tqdm
 
 from minfer_jax import (
-    bench_compile,
     bench_drafts,
     bench_memory,
+    bench_plot,
+    bench_reports,
+    bench_sweep,
+    device,
     host,
     metadata_report,
+    plotting,
     sources,
 )
 from minfer_jax.bench_flags import Options, help_text, parse
 from minfer_jax.bench_peer import LlamaBenchPeer, PackagePeer, Peer
 from minfer_jax.bench_rows import Run, backend, kernels, row, run_columns
-from minfer_jax.bench_table import render
+from minfer_jax.bench_table import Columns, render
 from minfer_jax.bench_tests import BenchTest, all_tests, measure
-from minfer_jax.command import guarded, leave, say
+from minfer_jax.command import guarded, leave, say, with_flags
 from minfer_jax.context import N_CTX, EngineError
 from minfer_jax.gguf import GGUFFile, open_gguf
 from minfer_jax.language_model import LanguageModel, from_file
@@ -48,25 +53,22 @@ def main(argv: Sequence[str]) -> int:
         argv: the program's name, flags and at most one model.
 
     Returns:
-        The exit status: 0, 1 for wrong usage and for what cannot be run, 130 for Ctrl-C.
+        The exit status: 0, 1 for what cannot be run, 2 for wrong usage, 130 for Ctrl-C.
     """
-    return guarded(lambda: _main(argv))
+    return guarded(lambda: with_flags(argv, help_text, parse, _run))
 
 
-def _main(argv: Sequence[str]) -> int:
-    options = parse(argv)
-    if options is None:
-        sys.stdout.write(help_text())
-        return 0
+def _run(options: Options) -> int:
     threads = host.use_threads(options.threads)
     allowed = host.processors()
+    device.use(options.device, options.kernels)
     say(f"Threads: {threads} of {len(allowed)} processors ({_ranges(allowed)})")
     file = open_gguf(sources.resolve(options.model))
     tests = all_tests(options.n_prompt, options.n_gen, options.depths)
-    cfg = read_model_config(file, options.precision, options.cache_type)
+    cfg = read_model_config(file, options.precision, options.cache_type, options.kernels)
     n_ctx = _n_ctx(options, tests, cfg.n_ctx_train)
     if options.compiling:
-        rows, columns = _compile_rows(file, options, n_ctx), bench_compile.COLUMNS
+        rows, columns = _compile_rows(file, options, n_ctx)
     elif options.drafting:
         rows, columns = _draft_rows(file, options, n_ctx, threads), bench_drafts.COLUMNS
     else:
@@ -119,11 +121,13 @@ def _load(file: GGUFFile, options: Options, n_ctx: int) -> tuple[LanguageModel, 
             precision=options.precision,
             cache_type=options.cache_type,
             prefill_chunk=options.prefill_chunk,
+            kernels=options.kernels,
+            steps_per_dispatch=options.steps_per_dispatch,
             on_bytes=bar,
         )
     jax.block_until_ready(model.params)
     seconds = time.perf_counter() - begin
-    say(f"Loaded in {seconds:.2f}s; kernels: {kernels()}")
+    say(f"Loaded in {seconds:.2f}s; kernels: {kernels(options.kernels)}")
     return model, seconds
 
 
@@ -131,18 +135,38 @@ def _bar(total: int) -> tqdm:
     return tqdm(total=total, leave=False, disable=not sys.stderr.isatty())
 
 
-def _compile_rows(file: GGUFFile, options: Options, n_ctx: int) -> list[dict[str, Any]]:
-    engine = _load(file, options, n_ctx)[0].engine
-    with _bar(len(engine.traces()) * options.repeat) as bar:
-        rows = bench_compile.measure(engine, repeat=options.repeat, on_turn=bar.update)
+def _compile_rows(
+    file: GGUFFile, options: Options, n_ctx: int
+) -> tuple[list[dict[str, Any]], Columns]:
+    if options.plot is not None:
+        plotting.check(options.plot)
+    model, _ = _load(file, options, n_ctx)
+    engines = bench_sweep.engines(
+        model.params, model.cfg, options.variants, n_ctx=n_ctx, prefill_chunk=options.prefill_chunk
+    )
+    n_programs = sum(len(engine.recipes()) for _, engine in engines)
+    say(f"Compiling {n_programs} programs, of {len(engines)} combinations of shapes")
     shared = {
         "model": file.path.stem,
         "backend": backend(),
-        "precision": engine.cfg.precision,
-        "n_ctx": engine.n_ctx,
-        "kernels": kernels(),
+        "precision": model.cfg.precision,
+        "kernels": kernels(options.kernels),
     }
-    return [{**shared, **row} for row in rows]
+
+    def written(labels: dict[str, Any], name: str, lowered: Lowered, compiled: Compiled) -> None:
+        if options.write is not None:
+            names = {"model": shared["model"], **labels}
+            bench_reports.write(options.write, names, name, lowered, compiled)
+
+    with _bar(n_programs * options.repeat) as bar:
+        rows = bench_sweep.measure(
+            engines, repeat=options.repeat, on_turn=bar.update, on_program=written
+        )
+    if options.plot is not None:
+        title = f"{shared['model']}, {shared['backend']}, kernels: {shared['kernels']}"
+        bench_plot.draw(rows, options.plot, title=title)
+        say(f"Plot: {options.plot}")
+    return [{**shared, **row} for row in rows], bench_sweep.columns(engines)
 
 
 def _draft_rows(file: GGUFFile, options: Options, n_ctx: int, threads: int) -> list[dict[str, Any]]:
@@ -162,7 +186,7 @@ def _draft_rows(file: GGUFFile, options: Options, n_ctx: int, threads: int) -> l
         "model": file.path.stem,
         "backend": backend(),
         "threads": threads,
-        "kernels": kernels(),
+        "kernels": kernels(options.kernels),
         "precision": model.cfg.precision,
         "n_ctx": model.engine.n_ctx,
     }
@@ -178,7 +202,7 @@ def _rows(
     n_ctx: int,
     threads: int,
 ) -> list[dict[str, Any]]:
-    ceiling = bench_memory.ceiling(threads)
+    ceilings = _ceilings(threads)
     model, load_seconds = _load(file, options, n_ctx)
     engine = model.engine
     results = []
@@ -196,10 +220,12 @@ def _rows(
             )
             results.append(result)
     peak = peak_rss_bytes()
-    ceiling = max(ceiling, bench_memory.ceiling(threads))
+    ceilings += _ceilings(threads)
     cached = " from the cache" if all(c.cached for c in engine.compiles) else ""
     say(f"Compiled: {len(engine.compiles)} programs in {engine.compile_seconds:.2f}s{cached}")
-    say(f"Memory: {ceiling / 1e9:.1f} GB/s at most; this process took {peak / 1e6:.0f} MB at most")
+    ceiling = max(ceilings, default=None)
+    fast = "" if ceiling is None else f"{ceiling / 1e9:.1f} GB/s at most; "
+    say(f"Memory: {fast}this process took {peak / 1e6:.0f} MB at most")
     for result in results:
         for peer in result.peers:
             chosen = " ".join(f"{key}={int(value)}" for key, value in peer.settings.items())
@@ -213,6 +239,11 @@ def _rows(
         peak_rss_bytes=peak,
     )
     return [row(result, about) for result in results]
+
+
+def _ceilings(threads: int) -> list[float]:
+    """The memory's speed, bytes a second, if the model is in that memory."""
+    return [bench_memory.ceiling(threads)] if backend() == "CPU" else []
 
 
 def peak_rss_bytes() -> int:

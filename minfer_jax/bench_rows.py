@@ -8,11 +8,12 @@ ts_mean, ts_stddev           tokens a second over the repetitions; sample deviat
 samples_ts, ts_median        each of them, and the middle
 precision, n_ctx             as for generate; positions of the KV state
 cache_type                   of keys and values
-kernels                      instruction set of the native kernels, or "xla"
+kernels                      instruction set of the native kernels, "pallas" or "xla"
 weight_bytes                 what one token reads of the weights: `bench_bytes`
 gb_per_s, kv_gb_per_s        of weights, and of keys and values, in decode: bytes a token times
                              the median rate; null for a prefill, which reads weights once
-memory_ceiling_gb_per_s      the better of two measurements, before the tests and after
+memory_ceiling_gb_per_s      the better of two measurements, before the tests and after; null where
+                             the model is on another device than the CPU
 ceiling_share                gb_per_s over that
 load_seconds                 reading weights and tokenizer
 compile_seconds              of the programs that this test needed first, or of loading them
@@ -35,8 +36,9 @@ from minfer_jax.bench_tests import PeerResult, Rates, Result
 from minfer_jax.engine import Engine
 from minfer_jax.gguf import GGUFFile
 from minfer_jax.quant import native
+from minfer_jax.quant.kernels import use_native, use_pallas
 
-_BACKENDS = {"cpu": "CPU", "gpu": "CUDA", "cuda": "CUDA", "metal": "Metal"}
+_BACKENDS = {"cpu": "CPU", "gpu": "CUDA", "cuda": "CUDA", "mps": "Metal", "mtl": "Metal"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +49,7 @@ class Run:
         file: the model.
         engine: that ran it.
         threads: of the CPU.
-        ceiling: bytes a second that memory gave.
+        ceiling: bytes a second that memory gave; None where the model is in another.
         load_seconds: of weights and tokenizer.
         peak_rss_bytes: of this process.
     """
@@ -55,7 +57,7 @@ class Run:
     file: GGUFFile
     engine: Engine
     threads: int
-    ceiling: float
+    ceiling: float | None
     load_seconds: float
     peak_rss_bytes: int
 
@@ -69,7 +71,7 @@ def row(result: Result, run: Run) -> dict[str, Any]:
     if test.n_gen:
         speed = read * rates.median / 1e9
         kv_speed = kv_bytes(cfg, test.depth, test.n_gen) * rates.median / 1e9
-        share = speed * 1e9 / run.ceiling
+        share = None if run.ceiling is None else speed * 1e9 / run.ceiling
     return {
         "model": run.file.path.stem,
         "size": sum(info.nbytes for info in tensors),
@@ -81,11 +83,11 @@ def row(result: Result, run: Run) -> dict[str, Any]:
         "precision": cfg.precision,
         "n_ctx": run.engine.n_ctx,
         "cache_type": cfg.cache_dtype,
-        "kernels": kernels(),
+        "kernels": kernels(cfg.arithmetic.kernels),
         "weight_bytes": read,
         "gb_per_s": speed,
         "kv_gb_per_s": kv_speed,
-        "memory_ceiling_gb_per_s": run.ceiling / 1e9,
+        "memory_ceiling_gb_per_s": None if run.ceiling is None else run.ceiling / 1e9,
         "ceiling_share": share,
         "load_seconds": run.load_seconds,
         "compile_seconds": result.compile_seconds,
@@ -142,9 +144,11 @@ def _percent(share: float | None) -> str:
     return "" if share is None else f"{share:.0%}"
 
 
-def kernels() -> str:
-    """The instruction set of the native kernels, or "xla" where none are in use."""
-    return native.isa() or "xla"
+def kernels(choice: str) -> str:
+    """What a choice of kernels comes to here: an instruction set, "pallas", or "xla" for none."""
+    if use_native(choice):
+        return native.isa() or "xla"
+    return "pallas" if use_pallas(choice) and jax.default_backend() == "gpu" else "xla"
 
 
 def backend() -> str:

@@ -23,11 +23,12 @@ from minfer_jax.chat_commands import COMMANDS, split
 from minfer_jax.chat_flags import Options, help_all, help_text, parse
 from minfer_jax.chat_session import SessionError, SessionFile
 from minfer_jax.chat_template import ChatTemplate, ChatTemplateError
-from minfer_jax.chat_turns import Turns, note, on_signal
+from minfer_jax.chat_turns import Turns, note, on_signal, remind
 from minfer_jax.command import guarded, keep_arguments, leave, say, with_flags
 from minfer_jax.conversation import Conversation, Message
 from minfer_jax.model.config import MAX_POSITIONS
 from minfer_jax.model_command import loaded, opened
+from minfer_jax.nearest import did_you_mean
 from minfer_jax.prompt import template_of
 from minfer_jax.tokenizer import Tokenizer
 from minfer_jax.usage import UsageError
@@ -71,6 +72,7 @@ def run(options: Options) -> int:
         _set_system(conversation, common.system)
     if session and messages and (came := session.restore_state(conversation)):
         note("session", came)
+    remind(messages, color=_has_color(options.color))
     gc.freeze()
     gc.enable()
     return _converse(conversation, options, session)
@@ -111,7 +113,8 @@ def _goes_on(turns: Turns, text: str, single_turn: bool) -> bool:
             turns.say(rest)
         return not (single_turn and rest.strip())
     if name not in COMMANDS:
-        say(f"no command /{name}: /help lists them, and //{name} says it")
+        meant = did_you_mean(f"/{name}", [f"/{known}" for known in COMMANDS])
+        say(f"no command /{name}{meant}: /help lists them, and //{name} says it")
         return True
     command = COMMANDS[name]
     if rest and not command.takes_text:
@@ -144,8 +147,8 @@ def _read_template(options: Options, tokenizer: Tokenizer) -> ChatTemplate | Non
     path = options.template_file
     if path is None:
         return None
-    if path.exists() and not path.is_file():
-        raise UsageError(f"--chat-template-file is {str(path)!r}, expected a file")
+    if not path.is_file():
+        raise UsageError(f"--chat-template-file is {str(path)!r}, expected a file that is there")
     with open(path, "rb") as file:
         source = file.read(_LONGEST_TEMPLATE + 1)
     if not source.strip() or len(source) > _LONGEST_TEMPLATE:

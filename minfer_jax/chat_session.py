@@ -109,7 +109,7 @@ class SessionFile:
             held, n = conversation.n_held()
         except ValueError as e:
             return f"the messages will be run again: {e}"
-        return f"{held} of {n} tokens are as {state} has them"
+        return f"{held} of {n} tokens need not be run again: {state} has them"
 
     def save_state(self, conversation: Conversation) -> None:
         """Write what the engine has computed of a conversation, or remove what is of another.

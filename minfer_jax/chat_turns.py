@@ -9,16 +9,17 @@ import contextlib
 import itertools
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
 from minfer_jax.chat_session import SessionError, SessionFile
 from minfer_jax.command import say, shown
-from minfer_jax.conversation import Conversation
+from minfer_jax.conversation import Conversation, Message
 from minfer_jax.gguf_header import one_line
-from minfer_jax.thinking import ThinkingSplitter
+from minfer_jax.thinking import CLOSE, ThinkingSplitter
 
 _GRAY, _PLAIN = "\033[90m", "\033[0m"
+_REMINDED = 60  # characters of what was said
 
 
 class Turns:
@@ -188,6 +189,26 @@ def on_signal(
 def note(name: str, text: str) -> None:
     """Say something about the conversation, in one line on standard error."""
     say(f"[{name}] {one_line(text)}")
+
+
+def remind(messages: Sequence[Message], *, color: bool) -> None:
+    """Say where a conversation was left: the last question, and how its answer begins.
+
+    Args:
+        messages: of the conversation.
+        color: whether it is said in gray.
+    """
+    roles = [message["role"] for message in messages]
+    if "user" not in roles:
+        return
+    n = len(roles) - 1 - roles[::-1].index("user")
+    last = [("you said", messages[n])]
+    last += [("answered", m) for m in messages[n:] if m["role"] == "assistant"][-1:]
+    for name, message in last:
+        text = message["content"].rpartition(CLOSE)[2].lstrip()[: 2 * _REMINDED]
+        text = one_line(" ".join(text.split()))
+        line = f"[session] {name}: {text[:_REMINDED]}{'...' * (len(text) > _REMINDED)}"
+        say(f"{_GRAY}{line}{_PLAIN}" if color else line)
 
 
 def _gray(parts: list[tuple[str, bool]]) -> str:

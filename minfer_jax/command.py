@@ -14,6 +14,8 @@ from minfer_jax.usage import UsageError
 
 Options = TypeVar("Options")
 
+_PACKAGE = "minfer-jax"
+
 # What a terminal obeys, but for the tab and the line break, and the sign that stands for it: U+241B
 # for ESC.
 _SIGNS = {
@@ -44,13 +46,14 @@ def guarded(run: Callable[[], int]) -> int:
         # Let the interpreter's last flush go elsewhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (ValueError, OSError) as e:
+    except OSError as e:
+        told = [str(part) for part in (e.filename, e.strerror) if part]
+        return fail(": ".join(told) or str(e))
+    except ValueError as e:
         return fail(str(e))
     except (MemoryError, RuntimeError) as e:  # jax's errors are known by what they say, not loaded
         if isinstance(e, MemoryError) or "RESOURCE_EXHAUSTED" in str(e):
             return fail("out of memory; try a smaller model or --n-ctx")
-        if "initialize backend" in str(e):
-            return fail(f"jax finds no device, see JAX_PLATFORMS: {str(e).splitlines()[0]}")
         raise
     except KeyboardInterrupt:
         say("\ninterrupted")
@@ -66,6 +69,8 @@ def with_flags(
 ) -> int:
     """Read the flags of a command and run it; its exit status, 2 for wrong usage, told in a line.
 
+    --help, --help-all and --version are answered here, whatever stands beside them.
+
     Args:
         argv: the program's name, flags and positional arguments.
         help_text: what --help prints.
@@ -79,10 +84,22 @@ def with_flags(
     if any(a in ("-h", "-help", "--help") for a in argv[1:]):
         sys.stdout.write(help_text())
         return 0
+    if "--version" in argv[1:]:
+        print(_version())
+        return 0
     try:
         return run(parse(argv))
     except UsageError as e:
         return fail(str(e), 2)
+
+
+def _version() -> str:
+    from importlib import metadata  # which no answer need wait for
+
+    try:
+        return f"{_PACKAGE} {metadata.version(_PACKAGE)}"
+    except metadata.PackageNotFoundError:
+        return f"{_PACKAGE}, which is not installed: it runs from its folder"
 
 
 def keep_arguments(argv: list[str]) -> list[str]:

@@ -23,6 +23,8 @@ MOST_TEXT = 1 << 20  # characters of a schema or an expression
 MOST_GRAMMAR = 1 << 18  # of a grammar: the time that llguidance takes grows with the square
 _NOTHING = "no token of the vocabulary can go on from here"
 _MOST_MESSAGE = 400  # characters
+# A regex once more, and a picture of where in it: what llguidance says before it says why.
+_POINTED = re.compile(r"at \d+\(\d+\): invalid regex .*\nerror: ", re.DOTALL)
 # Between the parts of JSON; without a bound, small models write white space until they are stopped.
 _SPACE = r" |\n[ \t]{0,24}"
 
@@ -237,6 +239,8 @@ def _check_text(what: str, text: str, most: int = MOST_TEXT) -> None:
 def _checked(what: str, grammar: str) -> str:
     """The grammar, if llguidance takes it."""
     if message := llguidance.LLMatcher.validate_grammar(grammar, limits=_LIMITS):
+        if what == "regex":
+            message = _POINTED.sub("", message)
         raise ConstraintError(f"{what}: {_line(message)}")
     return grammar
 

@@ -178,7 +178,8 @@ class Conversation:
         self.n_dropped = n
         self.thinks = opens_thinking(prompt.prompt.text)
         seed = following(self._options.get("seed", SamplingParams.seed), self.n_turns)
-        options = {**self._options, "seed": seed}
+        # Many short turns follow: what their bucket costs to compile comes back.
+        options = {**self._options, "seed": seed, "smallest_bucket": True}
         pieces = self.model.stream_ids(prompt.tokens, max_tokens=self.max_tokens, **options)
 
         def record(answer: str) -> None:

@@ -14,13 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import jax
 import numpy as np
 from jaxtyping import Float
 
 from minfer_jax import state_file
 from minfer_jax.batch import checked_rows, draw_rows
-from minfer_jax.burst import burst
+from minfer_jax.burst import BURST, burst
 from minfer_jax.context import (
     CHUNK,
     MAX_TOKENS,
@@ -34,7 +33,7 @@ from minfer_jax.context import (
 from minfer_jax.logit_rows import logit_rows
 from minfer_jax.model.config import MAX_POSITIONS, ModelConfig
 from minfer_jax.model.params import Params
-from minfer_jax.programs import Compile, all_logits, prefill, program_name
+from minfer_jax.programs import Compile, Recipe, all_logits, prefill, program_name
 from minfer_jax.prompt_lookup import drafter_of
 from minfer_jax.run_options import Drawn, TokenConstraint, Watch, checked_options
 from minfer_jax.run_stats import RunStats
@@ -62,6 +61,7 @@ class Engine:
         *,
         n_ctx: int = N_CTX,
         prefill_chunk: int = CHUNK,
+        steps_per_dispatch: int | None = None,
         n_known: int | None = None,
     ) -> None:
         """Allocates nothing yet: the KV state is made by the first run.
@@ -72,11 +72,14 @@ class Engine:
             n_ctx: positions wanted; the model's own maximum bounds it.
             prefill_chunk: tokens that one prefill call takes at most. Working memory and the rings
                 of sliding layers grow with it.
+            steps_per_dispatch: tokens that one call draws, 1 to BURST, but at most half a prefill;
+                None for as many as take some 40 ms. The tokens are the same.
             n_known: tokens of the vocabulary that stand for something: those from there on are
                 padding, and never drawn. None for all.
 
         Raises:
-            EngineError: n_ctx, prefill_chunk or n_known is no integer, or below 1.
+            EngineError: n_ctx, prefill_chunk, steps_per_dispatch or n_known is no integer, or out
+                of its range.
         """
         n_ctx = whole("n_ctx", n_ctx, 1)
         self.params = params
@@ -84,7 +87,12 @@ class Engine:
         self.n_ctx = min(n_ctx, cfg.n_ctx_train, MAX_POSITIONS)
         known = cfg.n_vocab if n_known is None else whole("n_known", n_known, 1)
         self._runner = Runner(
-            params, cfg, n_ctx=self.n_ctx, prefill_chunk=prefill_chunk, n_known=known
+            params,
+            cfg,
+            n_ctx=self.n_ctx,
+            prefill_chunk=prefill_chunk,
+            steps_per_dispatch=steps_per_dispatch,
+            n_known=known,
         )
         self._session: Session | None = None
 
@@ -97,6 +105,7 @@ class Engine:
         context_shift: bool = False,
         n_keep: int = 0,
         reuse: bool = True,
+        smallest_bucket: bool = False,
         logit_bias: Mapping[int, float] | None = None,
         constraint: TokenConstraint | None = None,
         n_logprobs: int = 0,
@@ -118,6 +127,9 @@ class Engine:
             n_keep: tokens at the beginning that no shift drops; all of the prompt if negative.
             reuse: take over what the KV state holds of the prompt's beginning. The numbers are the
                 same but for rounding: chunks are cut elsewhere.
+            smallest_bucket: run what is left of a prompt through the smallest bucket that holds it,
+                and compile that if need be. Otherwise reuse compiles nothing that a cold run would
+                not, which is better where no more such prompts follow.
             logit_bias: added to the logits of these tokens; -inf forbids one.
             constraint: which tokens may come next; it moves on with the run. One that ends the text
                 should be among `stop_ids`.
@@ -156,7 +168,12 @@ class Engine:
         )
         drafter = drafter_of(draft_ngram, draft)
         most = whole("max_tokens", max_tokens, 0)
-        draw = partial(self._runner.run, max_tokens=most, drafter=drafter)
+        draw = partial(
+            self._runner.run,
+            max_tokens=most,
+            drafter=drafter,
+            smallest_bucket=smallest_bucket,
+        )
         return self._begin(session, draw, most, reuse)
 
     def generate_with_logprobs(
@@ -352,18 +369,17 @@ class Engine:
         """Seconds spent compiling so far."""
         return self._runner.programs.seconds
 
-    def traces(self) -> dict[str, Callable[[], jax.stages.Traced]]:
-        """The programs of one text without guesses, by name: what traces each anew."""
+    def recipes(self) -> dict[str, Recipe]:
+        """The programs of one text without guesses, by name: what makes each anew."""
         watch = Watch(n_top=0, tell=lambda drawn: None)
         runs = [self._new([0], SamplingParams(), None, who) for who in (None, watch)]
         forms = [self._runner.form(run) for run in runs]
         programs = [(prefill, n, ()) for n in self._runner.buckets]
-        programs += [(form.function, 1, (form.sampler, form.args, burst(1))) for form in forms]
+        programs += [(form.function, 1, (form.sampler, form.args, burst(BURST))) for form in forms]
         programs += [(all_logits, self._runner.buckets[-1], ())]
+        recipe = self._runner.programs.recipe
         return {
-            program_name(function, n): partial(
-                self._runner.programs.trace, function, self.params, n, *others
-            )
+            program_name(function, n): recipe(function, self.params, n, *others)
             for function, n, others in programs
         }
 

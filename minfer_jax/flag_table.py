@@ -29,7 +29,7 @@ class Flag:
         default: the value where it is not given; shown by the help where it is a number.
         short: another name, of one letter.
         choices: what the text may be; empty for any.
-        least: the number must not be below this.
+        least, most: the number must not be below, or above, these.
         argument: what Python's functions call it, where that is not its name with underscores.
         main: whether a short help lists it.
     """
@@ -41,6 +41,7 @@ class Flag:
     short: str | None = None
     choices: tuple[str, ...] = ()
     least: int | None = None
+    most: int | None = None
     argument: str = ""
     main: bool = False
 
@@ -76,8 +77,11 @@ def read(table: Sequence[Flag], argv: Sequence[str]) -> tuple[dict[str, Any], li
     value: dict[str, Any] = values.flag_values_dict()
     for flag in table:
         number = value[flag.name]
-        if flag.least is not None and number is not None and number < flag.least:
-            raise UsageError(f"--{flag.name} is {number}, expected {flag.least} or more")
+        low = flag.least is not None and number is not None and number < flag.least
+        high = flag.most is not None and number is not None and number > flag.most
+        if low or high:
+            end = "or more" if flag.most is None else f"to {flag.most}"
+            raise UsageError(f"--{flag.name} is {number}, expected {flag.least} {end}")
     return value, positional
 
 

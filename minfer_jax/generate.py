@@ -73,7 +73,9 @@ def _run(options: Options) -> int:
 def _of_draft(options: Options) -> ModelOptions:
     """The same for the draft model."""
     model = options.draft or options.common.model
-    return dataclasses.replace(options.common, model=model, meta=False, seed_drawn=False)
+    return dataclasses.replace(
+        options.common, model=model, alone=False, meta=False, seed_drawn=False
+    )
 
 
 def _drafter(model: LanguageModel, draft: GGUFFile, options: Options) -> Drafter:
@@ -179,7 +181,10 @@ def _report(engine: Engine) -> None:
     say("\n---")
     say(_rate("Generated: ", stats.n_generated, stats.decode_seconds, stats.decode_rate))
     say(_rate("Total:     ", total, stats.total_seconds, rate))
-    say(f"Compiled: {len(engine.compiles)} programs in {engine.compile_seconds:.2f}s ({programs})")
+    say(
+        f"Compiled: {len(engine.compiles)} programs in {engine.compile_seconds:.2f}s"
+        + f" ({programs})" * bool(programs)
+    )
     if stats.n_drafted:
         share = f"{stats.acceptance:.0%}"
         say(f"Drafted: {stats.n_drafted} tokens, {stats.n_accepted} of them right ({share})")

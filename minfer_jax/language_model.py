@@ -323,6 +323,8 @@ def load(
     precision: str = "default",
     cache_type: str | None = None,
     prefill_chunk: int = CHUNK,
+    kernels: str = "auto",
+    steps_per_dispatch: int | None = None,
     on_bytes: Callable[[int], None] = lambda n: None,
 ) -> LanguageModel:
     """Load a model.
@@ -335,6 +337,10 @@ def load(
         cache_type: what keys and values are rounded to: f32, f16, bf16 or q8_0; None for f16, or
             f32 at the highest precision.
         prefill_chunk: prompt tokens that one call runs at most.
+        kernels: "auto" for the device's own where they pay, "xla" for none; "pallas" for those of
+            a CUDA device, to lower its programs elsewhere.
+        steps_per_dispatch: tokens that one call draws, 1 to 16; None for as many as take some
+            40 ms. The tokens are the same.
         on_bytes: called with the size of each weight that was read, for a progress bar.
 
     Raises:
@@ -348,6 +354,8 @@ def load(
         precision=precision,
         cache_type=cache_type,
         prefill_chunk=prefill_chunk,
+        kernels=kernels,
+        steps_per_dispatch=steps_per_dispatch,
         on_bytes=on_bytes,
     )
 
@@ -359,18 +367,29 @@ def from_file(
     precision: str = "default",
     cache_type: str | None = None,
     prefill_chunk: int = CHUNK,
+    kernels: str = "auto",
+    steps_per_dispatch: int | None = None,
     tokenizer: Tokenizer | None = None,
     on_bytes: Callable[[int], None] = lambda n: None,
 ) -> LanguageModel:
     """As `load`, from an open file; a tokenizer that is already built is used as it is."""
     memory.share_arenas()
     compile_cache.enable()
-    cfg, params = load_model(file, precision=precision, cache_type=cache_type, on_bytes=on_bytes)
+    cfg, params = load_model(
+        file, precision=precision, cache_type=cache_type, kernels=kernels, on_bytes=on_bytes
+    )
     if tokenizer is None:
         try:
             tokenizer = Tokenizer.from_gguf(file)
         except TokenizerError as e:
             log.info("%s", e)
     known = None if tokenizer is None else max(1, min(tokenizer.n_known, cfg.n_vocab))
-    engine = Engine(params, cfg, n_ctx=n_ctx, prefill_chunk=prefill_chunk, n_known=known)
+    engine = Engine(
+        params,
+        cfg,
+        n_ctx=n_ctx,
+        prefill_chunk=prefill_chunk,
+        steps_per_dispatch=steps_per_dispatch,
+        n_known=known,
+    )
     return LanguageModel(engine, tokenizer, file)

@@ -1,10 +1,11 @@
 """What every command that talks to a model begins with: the file is opened, then loaded."""
 
 import logging as stdlib_logging
+from pathlib import Path
 
 from absl import logging
 
-from minfer_jax import host, metadata_report, sources
+from minfer_jax import device, host, metadata_report, sources
 from minfer_jax.command import say
 from minfer_jax.gguf import GGUFFile, open_gguf
 from minfer_jax.language_model import LanguageModel, from_file
@@ -21,17 +22,19 @@ def opened(options: ModelOptions) -> tuple[GGUFFile, ModelConfig]:
         options: as the command line has them.
 
     Raises:
-        ValueError: the reference leads nowhere (SourceError), the file is broken (GGUFError), or
-            cannot be run so (ModelError): told before anything long begins.
+        ValueError: there is no such device (DeviceError), the reference leads nowhere
+            (SourceError), the file is broken (GGUFError), or cannot be run so (ModelError): told
+            before anything long begins.
     """
     host.use_threads(options.threads)
     logging.use_absl_handler()
     logging.set_verbosity(logging.WARNING)
     logging.get_absl_handler().setFormatter(stdlib_logging.Formatter("note: %(message)s"))
 
+    device.use(options.device, options.kernels)
     if options.seed_drawn:
         say(f"Seed: {options.sampling.seed}")
-    path = sources.resolve(options.model)
+    path = _path(options)
     say(f"Loading model: {path} ...")
     file = open_gguf(path)
     size = sum(part.stat().st_size for part in file.parts)
@@ -39,7 +42,21 @@ def opened(options: ModelOptions) -> tuple[GGUFFile, ModelConfig]:
     say(f"GGUF: {len(file.metadata)} KV, {len(file.tensors)} tensors")
     if options.meta:
         say(metadata_report.metadata(file))
-    return file, read_model_config(file, options.precision, options.cache_type)
+    cfg = read_model_config(file, options.precision, options.cache_type, options.kernels)
+    return file, cfg
+
+
+def _path(options: ModelOptions) -> Path:
+    try:
+        return sources.resolve(options.model)
+    except sources.SourceError as e:
+        word = options.model
+        if not options.alone or not word.strip() or any(c in word for c in "/\\:"):
+            raise
+        raise sources.SourceError(
+            f"{e}. One word alone is the MODEL; where it is the prompt, give the model too:"
+            f" {sources.DEFAULT_MODEL} {word[:40]!r}"
+        ) from None
 
 
 def loaded(
@@ -63,6 +80,8 @@ def loaded(
             precision=options.precision,
             cache_type=options.cache_type,
             prefill_chunk=options.prefill_chunk,
+            kernels=options.kernels,
+            steps_per_dispatch=options.steps_per_dispatch,
             tokenizer=tokenizer,
             on_bytes=bar,
         )

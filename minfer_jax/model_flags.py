@@ -7,13 +7,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from minfer_jax import flag_table, presets, sources
+from minfer_jax.burst import BURST
 from minfer_jax.context import CHUNK, MAX_TOKENS, N_CTX
+from minfer_jax.device import DEVICES
 from minfer_jax.flag_table import Flag
 from minfer_jax.model.precision import PRECISIONS
 from minfer_jax.prompt_file import STANDARD_INPUT, read_text
+from minfer_jax.quant import kernels
 from minfer_jax.quant.cache import CACHE_TYPES
 from minfer_jax.sampling import SamplingParams
-from minfer_jax.sampling_flags import SAMPLING_FLAGS, is_seed_drawn, sampling_params
+from minfer_jax.sampling_flags import (
+    SAMPLING_FLAGS,
+    STEPS_HELP,
+    is_seed_drawn,
+    sampling_params,
+)
 from minfer_jax.usage import UsageError
 
 ANSWER_FLAGS = (
@@ -41,6 +49,29 @@ ANSWER_FLAGS = (
         kind=str,
         text=f"{', '.join(presets.names())}; or FILE.toml",
         main=True,
+    ),
+)
+DEVICE_FLAGS = (
+    Flag(
+        name="device",
+        kind=str,
+        text=f"{', '.join(DEVICES)} [auto: a GPU if there is one]",
+        default="auto",
+        choices=DEVICES,
+    ),
+    Flag(
+        name="kernels",
+        kind=str,
+        text=f"{', '.join(kernels.CHOICES)} [auto: the device's own]",
+        default="auto",
+        choices=kernels.CHOICES,
+    ),
+    Flag(
+        name="steps-per-dispatch",
+        kind=int,
+        text=f"tokens that one call draws, 1 to {BURST} [40 ms of them]",
+        least=1,
+        most=BURST,
     ),
 )
 LOAD_FLAGS = (
@@ -80,6 +111,7 @@ LOAD_FLAGS = (
         text=f"{', '.join(CACHE_TYPES)} [f16; at highest f32]",
         choices=tuple(CACHE_TYPES),
     ),
+    *DEVICE_FLAGS,
     Flag(
         name="meta",
         kind=bool,
@@ -97,6 +129,7 @@ class ModelOptions:
 
     Attributes:
         model: a model reference.
+        alone: whether the model is all that was given: it may be meant as a prompt.
         prompt: the words after it, or what a file holds; or None.
         system: a system message, or None.
         sampling: how to draw.
@@ -109,10 +142,14 @@ class ModelOptions:
         cache_type: of keys and values, or None for what the precision implies.
         prefill_chunk: prompt tokens that are run at once.
         threads: CPU threads, or None for all.
+        device: one of `device.DEVICES`.
+        kernels: one of `kernels.CHOICES`.
+        steps_per_dispatch: tokens that one call draws, or None for some 40 ms of them.
         meta: show metadata and memory.
     """
 
     model: str
+    alone: bool
     prompt: str | None
     system: str | None
     sampling: SamplingParams
@@ -124,6 +161,9 @@ class ModelOptions:
     cache_type: str | None
     prefill_chunk: int
     threads: int | None
+    device: str
+    kernels: str
+    steps_per_dispatch: int | None
     meta: bool
 
 
@@ -151,10 +191,10 @@ def read(table: Sequence[Flag], argv: Sequence[str]) -> tuple[dict[str, Any], li
 
 
 def grouped_help(groups: Sequence[tuple[str, Sequence[Flag]]]) -> str:
-    """All flags under their titles, and the presets: what --help-all shows."""
+    """All flags under their titles, the sampler's steps and the presets, for --help-all."""
     parts = [f"{title}:\n{flag_table.help_rows(group)}" for title, group in groups]
     rows = [f"  {name}".ljust(22) + presets.load(name).about for name in presets.names()]
-    return "\n\n".join([*parts, "Presets, for --config:\n" + "\n".join(rows)])
+    return "\n\n".join([*parts, STEPS_HELP, "Presets, for --config:\n" + "\n".join(rows)])
 
 
 def help_of(text: str, rows: str) -> str:
@@ -185,6 +225,7 @@ def model_options(value: dict[str, Any], positional: Sequence[str]) -> ModelOpti
         prompt = None if value["file"] == STANDARD_INPUT else read_text(value["file"])
     return ModelOptions(
         model=model,
+        alone=len(positional) == 1 and value["file"] is None,
         prompt=prompt,
         system=None if value["system"] is None else as_text(value["system"]),
         sampling=sampling_params(value),
@@ -196,6 +237,9 @@ def model_options(value: dict[str, Any], positional: Sequence[str]) -> ModelOpti
         cache_type=value["cache-type"],
         prefill_chunk=value["prefill-chunk"],
         threads=value["threads"],
+        device=value["device"],
+        kernels=value["kernels"],
+        steps_per_dispatch=value["steps-per-dispatch"],
         meta=value["meta"],
     )
 

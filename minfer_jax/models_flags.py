@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from minfer_jax.flag_table import Flag, help_rows, read
+from minfer_jax.nearest import did_you_mean
 from minfer_jax.usage import UsageError
 
 LIST, INFO, DOWNLOAD, RM = "list", "info", "download", "rm"
@@ -82,9 +83,10 @@ def parse(argv: Sequence[str]) -> Options:
     value, positional = read(_FLAGS, argv)
     command, *models = positional or [""]
     if command not in _ARGUMENTS:
+        wrong = f"there is no command {command[:40]!r}{did_you_mean(command, _ARGUMENTS)}"
         raise UsageError(
-            f"the command is {command[:40]!r}, expected one of {', '.join(_ARGUMENTS)} (--help"
-            " shows examples)"
+            f"{wrong if positional else 'no command is given'}: expected one of"
+            f" {', '.join(_ARGUMENTS)} (--help shows examples)"
         )
     least, most = _ARGUMENTS[command]
     if not least <= len(models) <= most:

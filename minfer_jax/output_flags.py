@@ -119,4 +119,4 @@ def _constraint(flag: str, word: str) -> "Constraint":
     try:
         return make[flag](text)
     except ConstraintError as e:
-        raise UsageError(f"--{flag}: {e}") from None
+        raise UsageError(f"--{flag} is no {e}") from None

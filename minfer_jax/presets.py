@@ -12,7 +12,6 @@ package where that is installed.
 """
 
 import dataclasses
-import difflib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from minfer_jax.model.precision import PRECISIONS
+from minfer_jax.nearest import did_you_mean
+from minfer_jax.quant import kernels
 from minfer_jax.quant.cache import CACHE_TYPES
 from minfer_jax.sampling import SamplingParams
 from minfer_jax.sampling.seed import settled
@@ -37,14 +38,21 @@ _KINDS: dict[type, tuple[tuple[type, ...], str]] = {
 }
 _SAMPLING = {field.name: type(field.default) for field in dataclasses.fields(SamplingParams)}
 _KEYS: dict[str, dict[str, type]] = {
-    "load": {"n_ctx": int, "precision": str, "cache_type": str, "prefill_chunk": int},
+    "load": {
+        **{"n_ctx": int, "precision": str, "cache_type": str, "prefill_chunk": int},
+        **{"kernels": str, "steps_per_dispatch": int},
+    },
     "generate": {
         **{"max_tokens": int, "stop": tuple, "system": str, "context_shift": bool, "n_keep": int},
         **_SAMPLING,
     },
 }
-_LEAST = {"n_ctx": 1, "prefill_chunk": 1, "max_tokens": 0, "n_keep": -1}
-_CHOICES = {"precision": tuple(PRECISIONS), "cache_type": tuple(CACHE_TYPES)}
+_LEAST = {"n_ctx": 1, "prefill_chunk": 1, "steps_per_dispatch": 1, "max_tokens": 0, "n_keep": -1}
+_CHOICES = {
+    "precision": tuple(PRECISIONS),
+    "cache_type": tuple(CACHE_TYPES),
+    "kernels": kernels.CHOICES,
+}
 
 
 class PresetError(ValueError):
@@ -96,7 +104,7 @@ def load(name: str | Path) -> Preset:
         return _read(Path(text), text)
     if text not in names():
         raise PresetError(
-            f"there is no preset {text[:40]!r}{_nearest(text, names())}: they are"
+            f"there is no preset {text[:40]!r}{did_you_mean(text, names())}: they are"
             f" {', '.join(names())}, or give the path of a {_SUFFIX} file"
         )
     return _read(folder() / f"{text}{_SUFFIX}", text)
@@ -126,7 +134,7 @@ def _checked(found: dict[str, Any], name: str) -> Preset:
         if table in _KEYS and not isinstance(values, dict):
             raise ValueError(f"{table} is {_shown(values)}, expected a table: [{table}]")
         if table not in _KEYS:
-            hint = _elsewhere(table) or _nearest(table, _KEYS)
+            hint = _elsewhere(table) or did_you_mean(table, _KEYS)
             known = ", ".join(f"[{name}]" for name in _KEYS)
             raise ValueError(f"unknown key {_shown(table)}{hint}: expected are {known} and about")
         for key, value in values.items():
@@ -144,7 +152,7 @@ def _checked(found: dict[str, Any], name: str) -> Preset:
 
 def _check(table: str, key: str, value: object) -> None:
     if key not in _KEYS[table]:
-        hint = _elsewhere(key) or _nearest(key, _KEYS[table])
+        hint = _elsewhere(key) or did_you_mean(key, _KEYS[table])
         raise ValueError(
             f"unknown key {_shown(key)} in [{table}]{hint}: known are {', '.join(_KEYS[table])}"
         )
@@ -161,11 +169,6 @@ def _check(table: str, key: str, value: object) -> None:
 
 def _elsewhere(key: str) -> str:
     return "".join(f"; it belongs in [{table}]" for table, keys in _KEYS.items() if key in keys)
-
-
-def _nearest(word: str, known: Mapping[str, object] | tuple[str, ...]) -> str:
-    near = difflib.get_close_matches(word, known, 1)
-    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def _shown(value: object) -> str:

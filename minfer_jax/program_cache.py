@@ -6,6 +6,10 @@ the configuration, this package's own source, and whatever else decides what is 
 
 An entry is a sha256 of all that follows, and a pickle of what jax serialises. One that is damaged
 or does not load is as good as none. Like XLA's own, the entries are code: the folder is the user's.
+
+Only programs for the CPU are kept: of those `machine` below tells all that they depend on. On other
+devices there is more to it (driver, compute capability, what the compiler measured), which XLA's
+cache takes care of and serves.
 """
 
 import contextlib
@@ -57,7 +61,10 @@ def find(made_of: object, arguments: tuple) -> Path | None:
         return None
     leaves, structure = jax.tree.flatten(arguments)
     shapes = [(a.shape, str(a.dtype), getattr(a, "weak_type", False)) for a in leaves]
-    settings = sorted((k, v) for k, v in jax.config.values.items() if "cache" not in k)
+    no_part = ("jax_platforms",)  # where else a program might have run
+    settings = sorted(
+        (k, v) for k, v in jax.config.values.items() if "cache" not in k and k not in no_part
+    )
     machine = (
         *(host.cpu_name(), len(host.processors()), len(jax.devices()), device.id, native.isa()),
         *(os.environ.get(name) for name in ("XLA_FLAGS", "NPROC")),

@@ -4,6 +4,7 @@ This is the one place that jits the model. What differs from run to run is data,
 compiled once for its shape.
 """
 
+import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from minfer_jax import memory, program_cache
-from minfer_jax.burst import Burst, drawing
+from minfer_jax.burst import BURST, Burst, drawing
 from minfer_jax.decode_extended import decode_extended
 from minfer_jax.model.config import ModelConfig
 from minfer_jax.model.forward import forward
@@ -36,6 +37,9 @@ jax.monitoring.register_event_listener(_count_hits)
 
 # On processors with 512-bit registers XLA uses half of each unless told; others it leaves alone.
 _COMPILER_OPTIONS = {"cpu": {"xla_cpu_prefer_vector_width": 512}}
+
+# On others (Metal) jax does not let a program write over its arguments, and warns if it is asked.
+_DONATING = ("cpu", "gpu", "tpu")
 
 
 def prefill(
@@ -171,6 +175,22 @@ class Compile:
     cached: bool
 
 
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What makes a program anew, apart from those that an engine holds, and runs it.
+
+    Attributes:
+        trace: its first stage; `lower()` and `compile()` follow.
+        arguments: for one call into an empty KV state, all of them new but the weights. The first
+            result is the KV state, which takes the place of argument 3 in the next call.
+        n_tokens: that a call runs, or draws.
+    """
+
+    trace: Callable[[], jax.stages.Traced]
+    arguments: Callable[[], tuple]
+    n_tokens: int
+
+
 class Programs:
     """Compiles the functions above on first need, and runs them.
 
@@ -239,12 +259,29 @@ class Programs:
         Args:
             function, params, n_tokens, *rest, batch: as for `compile`.
         """
+        platform = platform_of(params)
         jitted = jax.jit(
             partial(function, cfg=self._cfg),
-            donate_argnums=3,
-            compiler_options=_COMPILER_OPTIONS.get(platform_of(params)),
+            donate_argnums=3 if platform in _DONATING else (),
+            compiler_options=_COMPILER_OPTIONS.get(platform),
         )
         return jitted.trace(*self._arguments(params, n_tokens, rest, batch))
+
+    def recipe(self, function: Callable, params: Params, n_tokens: int, *rest: object) -> Recipe:
+        """How to make a program and run it. Arguments: as for `compile`."""
+
+        def arguments() -> tuple:
+            tokens, positions = np.zeros((1, n_tokens), np.int32), np.arange(n_tokens)[None]
+            state = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), self._kv_shape)
+            empty = [jnp.full_like(held, -1) for held in state.positions]
+            state = dataclasses.replace(state, positions=(empty[0], empty[1]))
+            return params, tokens, positions.astype(np.int32), state, *rest
+
+        return Recipe(
+            trace=partial(self.trace, function, params, n_tokens, *rest),
+            arguments=arguments,
+            n_tokens=BURST if function in (decode, decode_extended) else n_tokens,
+        )
 
     def _arguments(self, params: Params, n_tokens: int, rest: tuple, batch: int) -> tuple:
         tokens = jax.ShapeDtypeStruct((batch, n_tokens), jnp.int32)

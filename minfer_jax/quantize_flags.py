@@ -7,6 +7,7 @@ from typing import Any
 from absl import flags
 
 from minfer_jax.gguf_types import GGML_TYPES, TYPE_IDS
+from minfer_jax.nearest import did_you_mean
 from minfer_jax.quant.quantizers import QUANTIZERS
 from minfer_jax.quantize_mix import ALIASES, MIXES
 from minfer_jax.usage import UsageError, read_flags
@@ -128,5 +129,6 @@ def _type(value: dict[str, Any], flag: str) -> str | None:
 
 def _one_of(what: str, name: str, table: dict[str, Any]) -> str:
     if name.upper() not in table:
-        raise UsageError(f"{what} is {name[:40]!r}, expected one of {', '.join(table)}")
+        meant = did_you_mean(name.upper(), table)
+        raise UsageError(f"{what} is {name[:40]!r}{meant}, expected one of {', '.join(table)}")
     return name.upper()

@@ -105,13 +105,14 @@ class Pace:
 
     FRAME = 0.04  # seconds
 
-    def __init__(self, most: int) -> None:
-        """Begins with one.
+    def __init__(self, most: int, least: int = 1) -> None:
+        """Begins with the least.
 
         Args:
             most: steps at most.
+            least: steps at least; as many as `most` for a number that time does not change.
         """
-        self.steps = 1
+        self.steps = self._least = least
         self._most = most
         self._then = time.perf_counter()
 
@@ -119,5 +120,5 @@ class Pace:
         """To be called when the tokens of a call of so many steps were read."""
         now = time.perf_counter()
         each = max((now - self._then) / steps, 1e-6)
-        self.steps = max(1, min(self._most, int(self.FRAME / each)))
+        self.steps = max(self._least, min(self._most, int(self.FRAME / each)))
         self._then = now

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array
 
 from minfer_jax.burst import BURST, burst
-from minfer_jax.context import EngineError, buckets, common_prefix, shifted
+from minfer_jax.context import EngineError, buckets, common_prefix, shifted, whole
 from minfer_jax.decode_form import Form, form_of
 from minfer_jax.kv_store import KVStore
 from minfer_jax.model.config import ModelConfig
@@ -42,11 +42,17 @@ class Runner:
         params: the weights of the latest run.
         stats: of the latest run.
         number: of the latest run; another number says that it was overtaken.
-        most_steps: tokens that one call of decode draws at most.
     """
 
     def __init__(
-        self, params: Params, cfg: ModelConfig, *, n_ctx: int, prefill_chunk: int, n_known: int
+        self,
+        params: Params,
+        cfg: ModelConfig,
+        *,
+        n_ctx: int,
+        prefill_chunk: int,
+        steps_per_dispatch: int | None,
+        n_known: int,
     ) -> None:
         """Compiles and allocates nothing yet.
 
@@ -55,10 +61,12 @@ class Runner:
             cfg: their configuration.
             n_ctx: positions wanted.
             prefill_chunk: tokens that one prefill takes at most.
+            steps_per_dispatch: tokens that one call of decode draws, 1 to BURST; None for what
+                takes about as long as `Pace.FRAME`.
             n_known: tokens of the vocabulary that may be drawn.
 
         Raises:
-            EngineError: prefill_chunk is no integer, or below 1.
+            EngineError: prefill_chunk or steps_per_dispatch is no integer, or out of its range.
         """
         self.n_ctx = n_ctx
         self.n_vocab, self._n_known = cfg.n_vocab, n_known
@@ -70,7 +78,13 @@ class Runner:
         self.stats = RunStats()
         # Decode is ahead of what is yielded by two calls at most. A ring has `chunk` slots more
         # than its window: it still holds what the last token yielded must see.
-        self.most_steps = max(1, min(BURST, self.buckets[-1] // 2))
+        ring = max(1, self.buckets[-1] // 2)
+        self._least_steps, self._most_steps = 1, min(BURST, ring)
+        if steps_per_dispatch is not None:
+            steps = whole("steps_per_dispatch", steps_per_dispatch, 1)
+            if steps > BURST:
+                raise EngineError(f"steps_per_dispatch is {steps}, expected 1 to {BURST}")
+            self._least_steps = self._most_steps = min(steps, ring)
         self.number = 0
 
     def begin(self, params: Params) -> None:
@@ -80,7 +94,13 @@ class Runner:
             self.kv.drop()
             self.params = params
 
-    def run(self, session: Session, max_tokens: int, drafter: Drafter | None) -> Iterator[int]:
+    def run(
+        self,
+        session: Session,
+        max_tokens: int,
+        drafter: Drafter | None,
+        smallest_bucket: bool = False,
+    ) -> Iterator[int]:
         """Tokens that follow a session's, which they are added to.
 
         Args:
@@ -88,6 +108,7 @@ class Runner:
             max_tokens: how many to draw at most, 1 or more.
             drafter: guesses what follows, to be checked several at once; the tokens are the same.
                 Where the extended form of decode is needed it is left alone.
+            smallest_bucket: as for `prefill`.
 
         Raises:
             EngineError: the model gives no finite logits; another run has begun meanwhile.
@@ -107,10 +128,10 @@ class Runner:
             room = min(max_tokens - stats.n_generated, self.n_ctx - len(session.tokens) + 1)
             form = self.form(session)
             if plan is not None and form.function is decode:
-                self.prefill(session, clock, form, verified=plan.sizes)
+                self.prefill(session, clock, form, smallest_bucket, verified=plan.sizes)
                 yield from self._speculate(session, room, clock, form, plan)
             else:
-                self.prefill(session, clock, form)
+                self.prefill(session, clock, form, smallest_bucket)
                 draw = self._decode if session.constraint is None else self._constrained
                 yield from draw(session, room, clock, form)
             if stats.finish_reason == "stop":
@@ -121,6 +142,10 @@ class Runner:
     ) -> list:
         """Run a compiled program on the KV state, which it replaces; its other results."""
         return self.kv.call(self.programs, function, self.params, tokens, positions, *rest)
+
+    def pace(self) -> Pace:
+        """How many tokens the calls of a run are to draw."""
+        return Pace(self._most_steps, self._least_steps)
 
     def bucket(self, n_tokens: int) -> int:
         """The smallest bucket that holds the tokens, or the largest."""
@@ -142,6 +167,8 @@ class Runner:
         session: Session,
         clock: Clock,
         form: Form,
+        smallest_bucket: bool = False,
+        *,
         batch: int = 1,
         verified: Sequence[int] = (),
     ) -> None:
@@ -154,6 +181,8 @@ class Runner:
             session: the text.
             clock: of the run.
             form: in which it will be decoded.
+            smallest_bucket: whether what is left of a prompt goes through the smallest bucket that
+                holds it, and not the smallest that is compiled.
             batch: rows that will be decoded.
             verified: tokens of the calls that will check guesses.
         """
@@ -163,7 +192,7 @@ class Runner:
             stats.n_reused = session.n_rows
         ids = np.array(session.tokens[:-1], np.int32)
         short = batch == 1 and session.n_rows > 0 and len(ids) - session.n_rows <= SHORT
-        bucket = 1 if short else self._bucket_after(session.n_rows, len(ids))
+        bucket = 1 if short else self._bucket_after(session.n_rows, len(ids), smallest_bucket)
         if session.n_rows < len(ids) and not short:
             self.programs.compile(prefill, self.params, bucket)
         rest = form.sampler, form.args, burst(1)
@@ -194,7 +223,7 @@ class Runner:
         # A call is sent off before the tokens that it continues are read: the device never waits
         # for the host.
         first = burst(1)  # the prompt's last token may be one that stops: it does not stop here
-        pace, asked, steps = Pace(self.most_steps), 1, 1
+        pace, asked, steps = self.pace(), 1, 1
         call, args = partial(self.call, form.function), form.args
         tokens, last, extra, sampler = call(last, at(n_last), sampler, args, first)
         while steps:
@@ -299,13 +328,15 @@ class Runner:
         if number != self.number:
             raise EngineError("this run was overtaken by another on the same engine")
 
-    def _bucket_after(self, n_reused: int, n_tokens: int) -> int:
+    def _bucket_after(self, n_reused: int, n_tokens: int, smallest: bool) -> int:
         """The bucket for what is left of a prompt.
 
-        Reuse compiles nothing that the whole prompt would not have: a program that there is serves
-        up to that one's size.
+        Unless the smallest is wanted, reuse compiles nothing that the whole prompt would not have:
+        a program that there is serves up to that one's size.
         """
         least, most = self.bucket(n_tokens - n_reused), self.bucket(n_tokens)
+        if smallest:
+            return least
         able = [b for b in self.buckets if least <= b <= most]
         return next((b for b in able if self.programs.has(prefill, b)), least)
 

@@ -1,5 +1,6 @@
 """The flags of the sampler, by llama.cpp's names, and what they come to."""
 
+import textwrap
 from typing import Any
 
 from minfer_jax.flag_table import Flag
@@ -43,10 +44,17 @@ SAMPLING_FLAGS = (
     Flag(
         name="samplers",
         kind=str,
-        text=f"the steps, in order, joined by ';' [{''.join(LETTERS)}]",
+        text=f"steps in order, with ';' between, or letters [{''.join(LETTERS)}]",
         argument="samplers",
     ),
 )
+
+STEPS_HELP = "Steps, for --samplers, in their usual order:\n" + textwrap.fill(
+    ", ".join(f"{letter} {name}" for letter, name in LETTERS.items()),
+    initial_indent="  ",
+    subsequent_indent="  ",
+)
+"""What --help-all says of them."""
 
 
 def sampling_params(value: dict[str, Any]) -> SamplingParams:
@@ -68,7 +76,9 @@ def sampling_params(value: dict[str, Any]) -> SamplingParams:
             chosen["temperature"] = 0.0
         return SamplingParams(**{**chosen, "seed": settled(chosen["seed"])})
     except ValueError as e:
-        raise UsageError(str(e)) from None
+        field, _, problem = str(e).partition(" ")
+        names = {flag.argument: f"--{flag.name}" for flag in SAMPLING_FLAGS}
+        raise UsageError(f"{names.get(field, field)} {problem}") from None
 
 
 def is_seed_drawn(value: dict[str, Any]) -> bool:

@@ -17,6 +17,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -34,6 +35,7 @@ _MOST_HEADER = 1 << 16
 _MOST_AXES = 8
 _MOST_MESSAGE = 1000  # characters
 _DIGEST = 32
+_HASH = re.compile(r"[0-9a-f]{64}")
 _BLOCK = 1 << 20
 _DTYPES = {
     "int8": np.dtype("<i1"),
@@ -155,7 +157,7 @@ def _read(
     found, header, listed = _parsed(file.read(n_text))
     for name, wanted in identity.items():
         if found.get(name) != wanted:
-            raise StateError(f"saved with {name} {found.get(name)}, but this is {wanted}")
+            raise StateError(_other(name, found.get(name), wanted))
     n_bytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in listed)
     if n_bytes != size - _FIXED.size - n_text - _DIGEST:
         raise StateError(f"damaged: its arrays take {n_bytes} bytes, which it does not have")
@@ -167,6 +169,16 @@ def _read(
             raise StateError("damaged: it ends early")
         arrays.append(array)
     return header, arrays
+
+
+def _other(name: str, found: object, wanted: str) -> str:
+    """What is said of an identity that is not the one wanted; two digests would tell nothing."""
+    if _HASH.fullmatch(wanted):
+        return (
+            f"saved with another {name} file, or before this one was changed: "
+            "give that one to go on from there"
+        )
+    return f"saved with {name} {found}, but this is {wanted}"
 
 
 def _check_digest(file: BinaryIO, size: int) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from minfer_jax import bench, bench_compile, bench_drafts, bench_memory, bench_tests, host
+from minfer_jax import bench, bench_compile, bench_drafts, bench_memory, bench_tests, host, plotting
 from minfer_jax.bench_flags import parse
 from minfer_jax.bench_peer import Job, PackagePeer
 from minfer_jax.bench_process import PeerError
@@ -129,7 +129,6 @@ def test_csv_is_all_quoted(run, path):
 )
 def test_the_context_is_what_the_tests_need(flags, expected):
     options = parse(["bench", *flags.split()])
-    assert options is not None
     tests = all_tests(options.n_prompt, options.n_gen, options.depths)
     assert bench._n_ctx(options, tests, 256) == expected
 
@@ -142,16 +141,16 @@ def test_what_does_not_fit_is_refused_before_loading(run, path):
 
 
 @pytest.mark.parametrize(
-    ("argv", "match"),
+    ("argv", "status", "match"),
     [
-        (("/no/such.gguf",), "no such file"),
-        (("-p", "0", "-n", "0"), "both 0"),
-        (("--bogus",), "--bogus"),
+        (("/no/such.gguf",), 1, "no such file"),
+        (("-p", "0", "-n", "0"), 2, "both 0"),
+        (("--bogus",), 2, "--bogus"),
     ],
 )
-def test_bad_input_is_one_line_and_status_1(run, argv, match):
+def test_bad_input_is_told_in_one_line(run, argv, status, match):
     ran = run(*argv)
-    assert (ran.status, ran.out) == (1, "")
+    assert (ran.status, ran.out) == (status, "")
     *_, last = ran.err.splitlines()
     assert last.startswith("error: ") and match in last
     assert ran.err.count("error") == 1
@@ -168,7 +167,9 @@ def test_a_file_that_is_no_model(run, tmp_path):
     ("error", "status", "said"),
     [
         (ValueError("no"), 1, "error: no\n"),
-        (OSError(28, "No space left"), 1, "error: [Errno 28] No space left\n"),
+        (OSError(28, "No space left"), 1, "error: No space left\n"),
+        (OSError(13, "Permission denied", "/x"), 1, "error: /x: Permission denied\n"),
+        (OSError("no folder"), 1, "error: no folder\n"),
         (MemoryError(), 1, "error: out of memory; try a smaller model or --n-ctx\n"),
         (KeyboardInterrupt(), 130, "\ninterrupted\n"),
     ],
@@ -311,6 +312,7 @@ def test_compile_times_every_program(run, path):
         assert row["hlo_instructions"] > 50 and row["stored_bytes"] > 1000
         assert row["argument_bytes"] > 4 * 60_000  # the weights
         assert row["output_bytes"] >= row["alias_bytes"] > 0
+        assert row["ts_median"] > 0
     # Each program was compiled once and found once; whatever small ones are beside them do as well.
     assert hits.count("/jax/compilation_cache/cache_hits") >= len(rows)
     logits = 32 * 96 * 4  # bytes; and a pointer to them
@@ -319,17 +321,49 @@ def test_compile_times_every_program(run, path):
 
 def test_compile_as_a_table(engine):
     before = len(engine.compiles)
-    (name, trace), *_ = engine.traces().items()
+    (name, recipe), *_ = engine.recipes().items()
     assert name == "prefill 32"
-
-    class One:
-        def traces(self):
-            return {name: trace}
-
-    (row,) = bench_compile.measure(One(), repeat=2)  # pyright: ignore  all that it asks of an engine
+    (row,) = bench_compile.measure({name: recipe}, repeat=2)
     cells = [cell(row) for cell in bench_compile.COLUMNS.values()]
     assert cells[0] == "prefill 32" and all(cells)
     assert len(engine.compiles) == before
+
+
+def test_compile_over_shapes_with_a_picture_and_the_programs_as_texts(run, path, tmp_path):
+    folder, picture = tmp_path / "programs", tmp_path / "cost.png"
+    shapes = ("--n-ctx", "16,32", "--layers", "looped,unrolled", "--prefill-chunk", "16")
+    ran = run(path, "--compile", *shapes, "--plot", str(picture), "--write", str(folder))
+    assert ran.status == 0
+    assert "16 programs, of 4 combinations" in ran.err
+    head, _, *lines = ran.out.splitlines()
+    assert [cell.strip() for cell in head.split("|")[1:4]] == ["program", "n_ctx", "layers"]
+    told = [tuple(cell.strip() for cell in line.split("|")[1:4]) for line in lines]
+    assert len(told) == 16 and told[0] == ("prefill 16", "16", "looped")
+    assert told[-1] == ("logits 16", "32", "unrolled")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    names = sorted(file.name for file in folder.iterdir())
+    assert len(names) == 4 * 16
+    stem = f"{Path(path).stem}-32-float16-unrolled-decode"
+    texts = {n: (folder / n).read_text() for n in names if n.startswith(f"{stem}.")}
+    assert texts[f"{stem}.stablehlo.txt"].startswith("module @jit")
+    assert texts[f"{stem}.before.hlo.txt"].startswith("HloModule")
+    assert "fusion" in texts[f"{stem}.after.hlo.txt"]
+    assert "temp_bytes " in texts[f"{stem}.memory.txt"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("cost.gif", "ends in .png, .svg, .pdf"), ("nowhere/cost.png", "there is no folder")],
+)
+def test_a_picture_that_cannot_be_drawn_is_told_first(run, path, tmp_path, name, words):
+    ran = run(path, "--compile", "--plot", str(tmp_path / name))
+    assert ran.status == 1 and words in ran.err and "Compiling" not in ran.err
+
+
+def test_without_matplotlib(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # pyright: ignore  as if not there
+    with pytest.raises(plotting.PlotError, match=r"pip install 'minfer-jax\[plot\]'"):
+        plotting.check(tmp_path / "a.png")
 
 
 # Threads, and the end of a process

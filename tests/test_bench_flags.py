@@ -2,14 +2,14 @@
 
 import pytest
 
-from minfer_jax.bench_flags import FlagError, Options, help_text, parse
+from minfer_jax.bench_flags import FLAGS, Options, help_text, parse
 from minfer_jax.bench_peer import PACKAGES
+from minfer_jax.bench_sweep import Variant
+from minfer_jax.usage import UsageError
 
 
 def options(*words: str) -> Options:
-    parsed = parse(["bench", *words])
-    assert parsed is not None
-    return parsed
+    return parse(["bench", *words])
 
 
 def test_defaults():
@@ -20,10 +20,9 @@ def test_defaults():
         depths=(0,),
         repeat=5,
         output="md",
-        n_ctx=None,
         threads=None,
         precision="default",
-        cache_type=None,
+        variants=(Variant(),),
         prefill_chunk=512,
         peers=(),
         peer_python=None,
@@ -36,7 +35,8 @@ def test_all_flags_in_any_order():
     words = (
         "-p 512,2048 x.gguf -n 64,128 -d 0,2048 -r 3 -o json -t 2 --n-ctx 4096 --vs ik_llama.cpp"
     )
-    words += " --cache-type bf16 --prefill-chunk 64"
+    words += " --cache-type bf16 --prefill-chunk 64 --device gpu --kernels xla"
+    words += " --steps-per-dispatch 8"
     more = "--vs llama.cpp --vs-python /v/bin/python --precision highest --vs ik_llama.cpp"
     assert options(*words.split(), *more.split()) == Options(
         model="x.gguf",
@@ -45,16 +45,28 @@ def test_all_flags_in_any_order():
         depths=(0, 2048),
         repeat=3,
         output="json",
-        n_ctx=4096,
         threads=2,
         precision="highest",
-        cache_type="bf16",
+        variants=(Variant(n_ctx=4096, cache_type="bf16"),),
         prefill_chunk=64,
+        device="gpu",
+        kernels="xla",
+        steps_per_dispatch=8,
         peers=("ik_llama.cpp", "llama.cpp"),
         peer_python="/v/bin/python",
         llama_bench=None,
         compiling=False,
     )
+
+
+def test_what_is_compiled_is_every_combination():
+    found = options("--compile", "--n-ctx", "16,32,16", "--layers", "unrolled,looped").variants
+    assert [(v.n_ctx, v.cache_type, v.layers) for v in found] == [
+        (16, None, "unrolled"),
+        (16, None, "looped"),
+        (32, None, "unrolled"),
+        (32, None, "looped"),
+    ]
 
 
 def test_drafts_are_measured_alone():
@@ -68,20 +80,20 @@ def test_drafts_are_measured_alone():
     )
     assert (options("--draft", "x").draft, options("--draft", "x").drafting) == ("x", True)
     for words, said in (
-        ("--draft x --draft-ngram", "choose one"),
+        ("--draft x --draft-ngram", "give one of them"),
         ("--draft-ngram --compile", "leave out --compile"),
         ("--draft x --vs llama.cpp", "leave out --compile, --vs"),
-        ("--draft-max 3", "--draft-max is for"),
-        ("--draft-ngram --draft-max 0", "--draft-max has '0'"),
+        ("--draft-max 3", "--draft-max needs"),
+        ("--draft-ngram --draft-max 0", "--draft-max is 0"),
         ("--draft-ngram -n 0", "-n is 0"),
     ):
-        with pytest.raises(FlagError, match=said):
+        with pytest.raises(UsageError, match=said):
             options(*words.split())
 
 
 def test_zero_leaves_a_test_out_and_a_number_counts_once():
     assert options("-p", "0").n_prompt == ()
-    assert options("-n0", "-p", "7,0,7").n_prompt == (7,)
+    assert options("-n=0", "-p", "7,0,7").n_prompt == (7,)
     assert options("-n", "0").n_gen == ()
 
 
@@ -100,38 +112,51 @@ def test_compiling_is_repeated_only_when_told():
     ("words", "match"),
     [
         ("-p 0 -n 0", "-p and -n are both 0"),
-        ("-r 0", "-r has '0', expected whole numbers from 1"),
-        ("-t 0", "-t has '0'"),
-        ("-p -3", "-p"),
+        ("-r 0", "--repetitions is 0, expected 1 or more"),
+        ("-t 0", "--threads is 0, expected 1"),
+        ("-p -3", "-p has '-3', expected whole numbers from 0"),
         ("-p x", "-p has 'x'"),
         ("-p 5,", "-p has ''"),
         ("-n 1.5", "-n has '1.5'"),
         ("-d ٣", "-d has"),
         ("-p 99999999999999999999", "-p has '9999"),
         ("-p 2147483648", "to 2147483647"),
-        ("--n-ctx 0", "--n-ctx has '0'"),
-        ("-o xml", "invalid choice: 'xml'"),
-        ("--vs vllm", "invalid choice: 'vllm'"),
-        ("--cache-type f8", "invalid choice: 'f8'"),
-        ("--prefill-chunk 0", "--prefill-chunk has '0'"),
-        ("--precision low", "invalid choice: 'low'"),
-        ("a.gguf b.gguf", "unrecognized arguments: b.gguf"),
-        ("--bogus", "unrecognized arguments: --bogus"),
-        ("-r", "expected one argument"),
+        ("--n-ctx 0", "--n-ctx has '0', expected whole numbers from 1"),
+        ("--n-ctx 16,32", "several --n-ctx or --cache-type need --compile"),
+        ("--cache-type f16,q8_1", "--cache-type is 'q8_1' (did you mean 'q8_0'?)"),
+        ("--layers looped", "--layers needs --compile"),
+        ("--plot a.png", "--plot needs --compile"),
+        (f"--compile --n-ctx {','.join(map(str, range(1, 66)))}", "65 combinations"),
+        ("-o xml", "--output is 'xml', expected one of md, csv, json"),
+        (
+            "--vs llama_cpp",
+            "--vs is 'llama_cpp' (did you mean 'llama.cpp'?), expected one of llama",
+        ),
+        ("--vs vllm", "--vs is 'vllm', expected one of llama.cpp, ik_llama.cpp"),
+        ("--cache-type f8", "--cache-type is 'f8', expected one of"),
+        ("--prefill-chunk 0", "--prefill-chunk is 0"),
+        ("--device cuda", "--device is 'cuda', expected one of auto, cpu, gpu, metal"),
+        ("--kernels triton", "--kernels is 'triton', expected one of auto, xla, pallas"),
+        ("--steps-per-dispatch 17", "--steps-per-dispatch is 17, expected 1 to 16"),
+        ("--precision low", "--precision is 'low', expected one of"),
+        ("a.gguf b.gguf", "2 models, expected one: 'b.gguf' is left"),
+        ("--bogus", "there is no flag '--bogus'"),
+        ("-r", "Missing value for flag -r"),
         ("--compile --vs llama.cpp", "--compile times our own"),
     ],
 )
 def test_wrong_usage_is_told_in_one_line(words, match):
-    with pytest.raises(FlagError) as caught:
+    with pytest.raises(UsageError) as caught:
         parse(["bench", *words.split()])
     assert match in str(caught.value)
     assert str(caught.value).isprintable()
 
 
-def test_help():
-    assert parse(["bench", "-h"]) is None
-    assert parse(["bench", "-p", "1", "--bogus", "--help"]) is None
-    text = help_text()
-    for word in ("-p", "-n", "-d", "-r", "-o", "-t", "--n-ctx", "--compile", *PACKAGES, "examples"):
-        assert word in text
-    assert max(map(len, text.splitlines())) <= 100
+def test_help_names_every_flag():
+    lines = help_text().splitlines()
+    rows = [line for line in lines if line.startswith("  -")]
+    assert len(rows) == len(FLAGS) and len(lines) <= 40
+    assert max(map(len, lines)) <= 80
+    for flag in FLAGS:
+        assert [row for row in rows if f"--{flag.name} " in row and flag.text in row], flag
+    assert all(name in help_text() for name in PACKAGES)

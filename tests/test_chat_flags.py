@@ -62,8 +62,8 @@ def test_the_flags_of_every_command():
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--no-template"], "Unknown command line flag 'no-template'"),
-        (["--color", "maybe"], "value should be one of <on|off|auto>"),
+        (["--no-template"], "there is no flag '--no-template'"),
+        (["--color", "maybe"], "expected one of on, off, auto"),
         (["--session", "/dev/null/none/talk.json"], "expected a file in a folder that exists"),
         (["--session", "/"], "expected a file"),
         (["--session", "/dev/null"], "expected a file"),

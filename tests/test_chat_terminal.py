@@ -72,7 +72,10 @@ def test_a_conversation(path, tmp_path):
     assert "given up" not in kept.read_text()
     with Terminal(argv, home) as terminal:
         terminal.expect(r"\[session\] loaded 6 message")
-        terminal.expect(r"\[session\] (\d+) of \d+ tokens are as .*\.state has them")
+        terminal.expect(
+            r"\[session\] (\d+) of \d+ tokens need not be run again: .*\.state has them"
+        )
+        terminal.expect(r"\[session\] you said: two lines\n\[session\] answered: ")
         terminal.expect(PROMPT)
         terminal.type(UP, ENTER)
         terminal.expect(r"\[turn 1\] prefill \d\d tokens")

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from minfer_jax.chat_turns import Turns
+from minfer_jax.chat_turns import Turns, remind
 from minfer_jax.conversation import Conversation
 from minfer_jax.language_model import LanguageModel, load
 from tests.helpers import tiny_models
@@ -17,6 +17,31 @@ def model(tmp_path_factory) -> LanguageModel:
     """Its answers are given by the tests."""
     data = tiny_models.tiny_text_model(n_layer=1)
     return load(tiny_models.save(tmp_path_factory.mktemp("turns"), data).path)
+
+
+@pytest.mark.parametrize(
+    ("messages", "lines"),
+    [
+        ([], []),
+        ([("system", "Brief.")], []),
+        ([("user", "1"), ("assistant", "2"), ("user", " 3\n4 ")], ["you said: 3 4"]),
+        (
+            [("user", "1"), ("assistant", "<think>\nHm.\n</think>\n\nYes,\n\x1b[31mit is.")],
+            ["you said: 1", r"answered: Yes, \x1b[31mit is."],
+        ),
+        (
+            [("user", "one " * 15), ("assistant", "two " * 10**6)],
+            [f"you said: {'one ' * 14}one", f"answered: {'two ' * 15}..."],
+        ),
+    ],
+)
+def test_where_a_conversation_was_left(capsys, messages, lines):
+    told = [{"role": role, "content": content} for role, content in messages]
+    expected = [f"[session] {line}" for line in lines]
+    remind(told, color=False)
+    assert capsys.readouterr() == ("", "".join(f"{line}\n" for line in expected))
+    remind(told, color=True)
+    assert capsys.readouterr().err == "".join(f"\x1b[90m{line}\x1b[0m\n" for line in expected)
 
 
 @pytest.mark.parametrize("color", [False, True])

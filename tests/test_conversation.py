@@ -8,7 +8,7 @@ import pytest
 from minfer_jax.chat_template import ChatTemplate, ChatTemplateError
 from minfer_jax.context import EngineError
 from minfer_jax.conversation import Conversation, ConversationError
-from minfer_jax.language_model import load
+from minfer_jax.language_model import from_file, load
 from minfer_jax.prompt import encode_messages
 from minfer_jax.tokenizer import TokenizerError
 from tests.helpers import tiny_models
@@ -109,6 +109,18 @@ def test_the_second_turn_is_what_a_cold_run_says(start):
     )
     assert tokens[len(tokens) - n :] == cold
     assert len(answer) > 3
+
+
+def test_short_turns_after_a_long_one_run_through_a_short_bucket(model):
+    """Which is compiled once; without, each would take as long as the long one."""
+    fresh = from_file(model.file, n_ctx=N_CTX, precision="highest", tokenizer=model.tokenizer)
+    conversation, names = Conversation(fresh, template=CHATML, **GREEDY), []
+    for text in ("hello world, " * 20, "hello", "world", "hello"):
+        say(conversation, text)
+        names.append([program.name for program in fresh.engine.compiles])
+        assert names[1:] == [] or fresh.stats.n_prefilled <= 32
+    cold = ["prefill 128", "decode"]
+    assert names == [cold, *[[*cold, "prefill 32"]] * 3]
 
 
 def test_a_token_that_ends_the_answer_is_the_templates(start):

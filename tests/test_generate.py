@@ -267,10 +267,15 @@ def test_help(run, flag):
 
 def test_files_that_are_none(run, folder, path):
     garbage, cut = folder / "garbage.gguf", folder / "cut.gguf"
+    prompt = str(folder / "prompt.txt")
+    Path(prompt).write_text("hello")
     garbage.write_bytes(b"\x89PNG\r\n" + bytes(1000))
     data = Path(path).read_bytes()
     assert "no such file" in refused(run(str(folder / "none.gguf"), "hello"), 1)
     assert "no model 'no-such-name'" in refused(run("no-such-name", "hello"), 1)
+    assert refused(run("Hello!"), 1).endswith("give the model too: smollm2 'Hello!'")
+    for argv in (("Hello", "you"), ("Hello", "-f", prompt), (path, "x", "--draft", "Hello")):
+        assert "is the MODEL" not in refused(run(*argv), 1)
     assert "is a folder" in refused(run(str(folder), "hello"), 1)
     assert "garbage.gguf" in refused(run(str(garbage), "hello"), 1)
     for size in (0, 10, 1000, len(data) // 2, len(data) - 1):

@@ -9,10 +9,12 @@ from minfer_jax import presets, sources
 from minfer_jax.generate_flags import FLAGS, Options, conversation, help_all, help_text, parse
 from minfer_jax.model_flags import ModelOptions
 from minfer_jax.sampling import SamplingParams
+from minfer_jax.sampling.order import LETTERS
 from minfer_jax.usage import UsageError
 
 COMMON = ModelOptions(
     model=sources.DEFAULT_MODEL,
+    alone=False,
     prompt=None,
     system=None,
     sampling=SamplingParams(),
@@ -24,6 +26,9 @@ COMMON = ModelOptions(
     cache_type=None,
     prefill_chunk=512,
     threads=None,
+    device="auto",
+    kernels="auto",
+    steps_per_dispatch=None,
     meta=False,
 )
 DEFAULTS = Options(
@@ -101,6 +106,9 @@ def test_without_flags():
         ("--cache-type bf16", "cache_type", "bf16"),
         ("--cache-type=q8_0", "cache_type", "q8_0"),
         ("--prefill-chunk 64", "prefill_chunk", 64),
+        ("--device gpu", "device", "gpu"),
+        ("--kernels xla", "kernels", "xla"),
+        ("--steps-per-dispatch 16", "steps_per_dispatch", 16),
         ("--context-shift", "context_shift", True),
         ("--no-template", "template", False),
         ("--meta", "meta", True),
@@ -153,37 +161,43 @@ def test_a_lone_file_name_with_a_space_is_a_model(tmp_path):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ("--temperature 1", "Unknown command line flag 'temperature'"),
-        ("--sed 1", "'sed'. Did you mean: seed"),
-        ("m.gguf prompt -x", "Unknown command line flag 'x'"),
+        ("--temperature 1", "there is no flag '--temperature' (did you mean '--temp'?) (--help"),
+        ("--sed 1", "'--sed' (did you mean '--seed'?)"),
+        ("--sed=1", "there is no flag '--sed' (did you mean '--seed'?) (--help"),
+        ("-sed 1", "there is no flag '-sed' (did you mean '--seed'?)"),
+        ("m.gguf prompt -x", "there is no flag '-x' (--help"),
         ("--temp", "Missing value for flag --temp"),
-        ("--temp hot", "--temp=hot"),
-        ("--temp nan", "temperature must be >= 0 and finite, got nan"),
-        ("--temp 1e400", "temperature must be >= 0 and finite, got inf"),
+        ("--temp hot", "--temp is 'hot', expected a number"),
+        ("--temp nan", "--temp must be >= 0 and finite, got nan"),
+        ("--temp 1e400", "--temp must be >= 0 and finite, got inf"),
         ("--temp -1", "got -1.0"),
-        ("--top-k 1.5", "--top-k=1.5"),
-        ("--top-k -1", "top_k must be an integer >= 0"),
-        ("--top-p nan", "top_p must be a finite number"),
-        ("--min-p inf", "min_p must be a finite number"),
-        ("--repeat-penalty -2", "repeat_penalty must be >= 0"),
-        ("--frequency-penalty x", "--frequency-penalty=x"),
-        ("--presence-penalty 1e39", "presence_penalty must be a finite number"),
-        ("--seed -2", "seed must be an integer from 0 to 2**64 - 1, got -2"),
-        ("--seed 18446744073709551616", "seed must be an integer from 0"),
-        ("--repeat-last-n 1025", "penalty_last_n must be an integer from -1 to 1024"),
-        ("--mirostat 1", "mirostat must be 0 (off) or 2, got 1"),
-        ("--samplers xyz", "samplers has 'z': expected names of penalties, dry, "),
-        ("--samplers top_k;top_x", "samplers has 'top_x': expected names of penalties, dry, "),
-        ("--samplers kk", "samplers has 'top_k' twice"),
+        ("--top-k 1.5", "--top-k is '1.5', expected an integer"),
+        ("--top-k -1", "--top-k must be an integer >= 0"),
+        ("--top-p nan", "--top-p must be a finite number"),
+        ("--min-p inf", "--min-p must be a finite number"),
+        ("--repeat-penalty -2", "--repeat-penalty must be >= 0"),
+        ("--frequency-penalty x", "--frequency-penalty is 'x'"),
+        ("--presence-penalty 1e39", "--presence-penalty must be a finite number"),
+        ("--seed -2", "--seed must be an integer from 0 to 2**64 - 1, got -2"),
+        ("--seed 18446744073709551616", "--seed must be an integer from 0"),
+        ("--repeat-last-n 1025", "--repeat-last-n must be an integer from -1 to 1024"),
+        ("--mirostat 1", "--mirostat must be 0 (off) or 2, got 1"),
+        ("--samplers xyz", "--samplers has 'z': expected names of penalties, dry, "),
+        ("--samplers top_k;top_x", "--samplers has 'top_x': expected names of penalties, dry, "),
+        ("--samplers kk", "--samplers has 'top_k' twice"),
         ("-n -2", "--n-predict is -2, expected -1 or more"),
         ("--n-ctx 0", "--n-ctx is 0, expected 1 or more"),
         ("-t 0", "--threads is 0, expected 1 or more"),
         ("--prefill-chunk 0", "--prefill-chunk is 0, expected 1 or more"),
         ("--keep -2 --context-shift", "--keep is -2, expected -1 or more"),
         ("--keep 4", "--keep needs --context-shift"),
-        ("--cache-type f64", "value should be one of <f32|f16|bf16|q8_0>"),
-        ("--precision low", "value should be one of <highest|default>"),
-        ("--greedy=maybe", "--greedy=maybe"),
+        ("--cache-type f64", "expected one of f32, f16, bf16, q8_0"),
+        ("--device cuda", "expected one of auto, cpu, gpu, metal"),
+        ("--kernels triton", "expected one of auto, xla, pallas"),
+        ("--steps-per-dispatch 0", "--steps-per-dispatch is 0, expected 1 to 16"),
+        ("--steps-per-dispatch 17", "--steps-per-dispatch is 17, expected 1 to 16"),
+        ("--precision low", "expected one of highest, default"),
+        ("--greedy=maybe", "--greedy is 'maybe', expected true or false"),
         ("--config cod", "--config: there is no preset 'cod' (did you mean 'code'?)"),
         ("--config /no/such.toml", "--config: /no/such.toml: No such file"),
         ("-f /no/such.txt", "the prompt file '/no/such.txt' does not exist"),
@@ -191,8 +205,8 @@ def test_a_lone_file_name_with_a_space_is_a_model(tmp_path):
         ("--cnv --no-template", "--cnv takes no value, and needs the chat template"),
         ("--cnv=true", "--cnv takes no value"),
         ("--no-template --system x", "--system needs the chat template"),
-        ("--flagfile=/no/such/file", "/no/such/file"),
-        (f"-n {'9' * 5000}", "--n-predict=9999"),
+        ("--flagfile=/no/such/file", "there is no flag '--flagfile'"),
+        (f"-n {'9' * 5000}", "--n-predict is '9999"),
     ],
 )
 def test_what_is_wrong_is_refused_in_one_line(argv, message):
@@ -229,6 +243,11 @@ def test_help_names_every_flag():
     for name in presets.names():
         assert name in help_text()
         assert f"\n  {name.ljust(20)}{presets.load(name).about}\n" in help_all()
+
+
+def test_help_all_names_the_steps_of_the_sampler():
+    text = " ".join(help_all().split())
+    assert all(f"{letter} {name}" in text for letter, name in LETTERS.items())
 
 
 def test_help_shows_short_names_and_defaults():
@@ -336,7 +355,14 @@ def test_how_much_a_shift_keeps():
     assert options("--keep=-1", "--context-shift").keep == -1
 
 
+@pytest.mark.parametrize("word", ["-5 + 3 = ?", "- one", "--- two"])
+def test_a_prompt_that_begins_with_a_dash(word):
+    with pytest.raises(UsageError, match=f"no flag '{re.escape(word.split('=')[0])}', and words"):
+        options("m.gguf", word)
+    assert options("m.gguf", "--", word).common.prompt == word
+
+
 @pytest.mark.parametrize("word", ["--flagfile=/etc/passwd", "--undefok=bogus"])
 def test_the_flag_library_s_own_flags_are_refused(word):
-    with pytest.raises(UsageError, match="Unknown command line flag"):
+    with pytest.raises(UsageError, match="there is no flag"):
         parse(["generate", word])

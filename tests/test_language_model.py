@@ -248,7 +248,7 @@ def test_a_state_of_another_file_is_refused(path, model, mute, tmp_path):
     changed[-1] ^= 1
     (tmp_path / "other.gguf").write_bytes(changed)
     other = load(tmp_path / "other.gguf", n_ctx=N_CTX, precision="highest")
-    with pytest.raises(ValueError, match="saved with model"):
+    with pytest.raises(ValueError, match="saved with another model file"):
         other.load_state(tmp_path / "state")
 
 

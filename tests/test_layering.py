@@ -23,11 +23,13 @@ LAYERS = (
     "gguf_header",
     "gguf",
     "whole_file",
+    "plotting",
     "gguf_writer",
     "template_meter",
     "template_sandbox",
     "chat_template",
-    "host memory usage",  # the machine, and the user's cache
+    "nearest",
+    "host memory usage device",  # the machine, and the user's cache
     "prompt_file flag_table",
     # where models come from
     "sources.transfer sources.split",
@@ -59,7 +61,8 @@ LAYERS = (
     "quant.qtensor quant.prologue quant.cache",
     "quant.native",
     "quant.xla quant.native.calls quant.kernels",
-    "pallas.blocks",
+    "pallas.blocks pallas.scoring",
+    "pallas.attention_tiles",
     "pallas.*",
     "pallas",
     "quant.matmul",
@@ -123,10 +126,12 @@ LAYERS = (
     "quantize_file quantize_flags",
     "quantize",
     "bench_worker bench_process bench_memory bench_bytes bench_table",  # nothing of each other
-    "bench_peer bench_compile bench_texts",
-    "bench_flags bench_tests bench_drafts",
+    "bench_peer bench_compile bench_texts bench_plot bench_reports",
+    "bench_sweep bench_tests bench_drafts",
+    "bench_flags",
     "bench_rows",
     "bench",
+    "__main__",
     "",  # minfer_jax itself
 )
 TEXT_SIDE = (

@@ -59,8 +59,9 @@ def test_flags():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], r"the command is '', expected one of list, info, download, rm"),
-        (["show"], r"the command is 'show'"),
+        ([], r"no command is given: expected one of list, info, download, rm"),
+        (["show"], r"there is no command 'show': expected one of list"),
+        (["lst"], r"there is no command 'lst' \(did you mean 'list'\?\)"),
         (["list", "x"], r"list got 1 models, expected no model"),
         (["info"], r"info got 0 models, expected one MODEL"),
         (["info", "a", "b"], r"info got 2 models, expected one MODEL"),
@@ -68,7 +69,7 @@ def test_flags():
         (["rm"], r"rm got 0 models"),
         (["list", "--force"], r"--force is no flag of list"),
         (["rm", "a", "--json"], r"--json is no flag of rm"),
-        (["list", "--frobnicate"], r"Unknown command line flag 'frobnicate'"),
+        (["list", "--frobnicate"], r"there is no flag '--frobnicate'"),
     ],
 )
 def test_wrong_usage(words, message):
@@ -85,7 +86,7 @@ def test_help(run):
 
 
 def test_wrong_usage_is_told_in_a_line(run):
-    assert run("show")[0::2] == (2, "error: the command is 'show', expected one of list, info,"
+    assert run("show")[0::2] == (2, "error: there is no command 'show': expected one of list, info,"
                                  " download, rm (--help shows examples)\n")  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """What `import minfer_jax` offers, at what cost, and what the package says about itself."""
 
 import ast
+import importlib
 import pkgutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import minfer_jax
+from minfer_jax.__main__ import COMMANDS, help_text, main
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -53,6 +55,30 @@ print("jax" in sys.modules)
 def test_names_that_are_promised(name):
     assert callable(pkgutil.resolve_name(f"minfer_jax.{name}"))
     assert name.split(".")[0] in dir(minfer_jax)
+
+
+def test_the_package_is_no_command_but_names_them(capsys):
+    assert main(["minfer_jax"]) == 0
+    out, err = capsys.readouterr()
+    assert (out, err) == (help_text(), "")
+    assert all(f"  {name} " in out for name in COMMANDS)
+    assert main(["minfer_jax", "chat", "hello"]) == 2
+    assert "as in python -m minfer_jax.chat (" in capsys.readouterr().err
+    assert main(["minfer_jax", "--version"]) == 0
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_tells_its_version(command, capsys, monkeypatch):
+    main = importlib.import_module(f"minfer_jax.{command}").main
+    assert main([command, "--version", "--bogus"]) == 0
+    assert capsys.readouterr() == (f"minfer-jax {metadata.version('minfer-jax')}\n", "")
+
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    assert main([command, "--version"]) == 0
+    assert "is not installed" in capsys.readouterr().out
 
 
 def test_an_unknown_name():

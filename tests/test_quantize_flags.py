@@ -76,14 +76,14 @@ def test_a_dry_run_needs_no_name():
         ("in.gguf out.gguf IQ2_XS", "TYPE is 'IQ2_XS'"),
         (
             "in.gguf out.gguf Q8_0 --output-type Q4_K_M",
-            "--output-type is 'Q4_K_M', expected one of",
+            "--output-type is 'Q4_K_M' (did you mean 'Q4_K'?), expected one of",
         ),
         ("in.gguf out.gguf Q8_0 --embedding-type=", "--embedding-type is ''"),
         ("in.gguf out.gguf Q8_0 -t 0", "--threads is 0, expected 1 or more"),
         ("in.gguf out.gguf Q8_0 -t many", "--threads"),
         ("in.gguf out.gguf Q8_0 --threads", "threads"),
-        ("in.gguf out.gguf Q8_0 --imatrix x", "Unknown command line flag 'imatrix'"),
-        ("in.gguf out.gguf Q8_0 --flagfile=x", "Unknown command line flag"),
+        ("in.gguf out.gguf Q8_0 --imatrix x", "there is no flag '--imatrix'"),
+        ("in.gguf out.gguf Q8_0 --flagfile=x", "there is no flag '--flagfile'"),
     ],
 )
 def test_wrong_usage(argv: str, message: str):

@@ -31,6 +31,7 @@ NOT_RUN = {
     "pip install ": "installs",
     "python -m minfer_jax.generate [flags]": "the form of a command",
     "python -m minfer_jax.generate --cnv": "is `chat`, which runs",
+    "python -m minfer_jax.generate --device gpu": "needs a GPU",
     "| ": "what bench prints",
 }
 

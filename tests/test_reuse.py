@@ -141,6 +141,15 @@ def test_reuse_compiles_nothing_that_the_prompt_would_not(make):
     assert [c.name for c in engine.compiles] == [*names, "prefill 4"]
 
 
+def test_the_smallest_bucket_is_compiled_once_where_it_is_asked_for(make):
+    engine, cold = make("plain"), make("plain")
+    for n, names in ((20, []), (24, ["prefill 4"]), (28, ["prefill 4"])):
+        tokens = run(engine, LONG[:n], 2, smallest_bucket=True)
+        assert [c.name for c in engine.compiles] == ["prefill 8", "decode", *names]
+        assert tokens == run(cold, LONG[:n], 2, reuse=False)
+    assert engine.stats.n_prefilled == 4
+
+
 def test_other_weights_reuse_nothing(make):
     engine = make("plain")
     run(engine, LONG[:10], 2)

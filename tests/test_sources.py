@@ -63,7 +63,8 @@ def test_paths(model_folder, tmp_path, monkeypatch):
         ("~no.such.user/x.gguf", r"home folder is not known; set HOME"),
         ("", r"the model reference is empty; a path to a .gguf file, an alias"),
         (" \n", r"the model reference is empty"),
-        ("none", r"no model 'none': a reference is .*aliases are smollm2, gemma3; .*holds nothing"),
+        ("none", r"no model 'none': a reference is .*alias \(smollm2, gemma3\), .*holds nothing"),
+        ("smolm2", r"no model 'smolm2' \(did you mean 'smollm2'\?\): a reference"),
         ("none\nx", r"no model 'none\\nx'"),
         (
             "hf:a b",

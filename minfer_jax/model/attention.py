@@ -5,49 +5,31 @@ value (that of a query and a key is H).
 """
 
 import functools
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from minfer_jax.pallas import attention_decode, attention_prefill
+from minfer_jax.pallas.scoring import NEVER, Scoring, capped, seen, visible_blocks
 from minfer_jax.quant import kernels
 from minfer_jax.quant.cache import Cache, floats
 from minfer_jax.quant.native import calls
 
+log = logging.getLogger("minfer_jax")
+
 BLOCK = 256  # slots that one step looks at
 TILE = 128  # query positions that share a loop over the blocks they can see
-# The score of a masked slot: finite, so that a row which sees nothing gives 0 and no NaN.
-_NEVER = -1e30
 
 
 def mask(
     q_positions: Int[Array, "B T"], k_positions: Int[Array, "B C"], window: int
 ) -> Bool[Array, "B T C"]:
     """Which slots each query sees: 0 <= kp <= qp, and qp - kp < window unless window is 0."""
-    qp, kp = q_positions[:, :, None], k_positions[:, None, :]
-    seen = (kp >= 0) & (kp <= qp)
-    return seen & (qp - kp < window) if window else seen
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scoring:
-    """How a query weighs keys: what a compiled program depends on.
-
-    Attributes:
-        window: positions that a query sees, itself included; 0 for all.
-        scale: factor on q . k.
-        softcap: c in c * tanh(score / c), of the scaled score; 0 for none (Gemma 2).
-        dtype: what the factors of both products are rounded to; scores and sums are float32.
-        kernels: one of `kernels.CHOICES`.
-    """
-
-    window: int = 0
-    scale: float
-    softcap: float = 0.0
-    dtype: str = "float32"
-    kernels: str = "auto"
+    return seen(q_positions[:, :, None], k_positions[:, None, :], window)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(7,))
@@ -64,8 +46,9 @@ def attend(
     """softmax(scores of q and k, over the slots that the mask leaves) v.
 
     In plain XLA it works through blocks of slots with a running softmax (Milakov & Gimelshein
-    2018), from the first to the last block that any query can see: neither time nor memory grows
-    with empty slots, and no shape depends on how many are filled. The kernel does the same.
+    2018), over those that any query can see (position p lies in slot p % S, as in `kv_state`):
+    neither time nor memory grows with empty slots, and no shape depends on how many are filled. The
+    kernels do the same.
 
     Args:
         q: queries, float32.
@@ -95,6 +78,25 @@ def attend(
             softcap=scoring.softcap,
             bfloat16=scoring.dtype == "bfloat16",
         )
+    plain = functools.partial(_blocked, scoring=scoring)
+    args = (q, k, v, layer, q_positions, k_positions, sinks)
+    if kernels.use_pallas(scoring.kernels) and (kernel := _kernel(q, k, v)) is not None:
+        return kernels.on_cuda(functools.partial(kernel, scoring=scoring), plain, *args)
+    return plain(*args)
+
+
+def _kernel(q: Float[Array, "B T N H"], k: Cache, v: Cache) -> Callable[..., Array] | None:
+    """The Pallas kernel for such shapes; None, and a line in the log, where there is none."""
+    if attention_decode.supports(q, k, v) is None:
+        return attention_decode.attention
+    if (reason := attention_prefill.supports(q, k, v)) is None:
+        return attention_prefill.attention
+    log.debug("attention in plain XLA: %s", reason)
+    return None
+
+
+def _blocked(q, k, v, layer, q_positions, k_positions, sinks, scoring):
+    """`attend` in plain XLA."""
     t = q.shape[1]
     if t <= TILE:
         return _attend_tile(q, k, v, layer, q_positions, k_positions, sinks, scoring)
@@ -119,18 +121,21 @@ def _attend_tile(q, k, v, layer, q_positions, k_positions, sinks, scoring):
     q = q.reshape(b, t, heads_kv, groups, h).transpose(0, 2, 3, 1, 4)  # B K G T H
     q = (q * jnp.float32(scoring.scale)).reshape(b, heads_kv, groups * t, h).astype(dtype)
 
+    first, count = visible_blocks(q_positions, n_slots, block, scoring.window)
+
     def step(i: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         top, total, acc = carry  # B K M 1, B K M 1, B K M Hv
+        i = lax.rem(first + i, jnp.int32(-(-n_slots // block)))
         start = jnp.minimum(i * block, n_slots - block)  # the last block may overlap the one before
         k_block, v_block = (floats(_block(cache, layer, start, block), dtype) for cache in (k, v))
         held = lax.dynamic_slice_in_dim(k_positions, start, block, 1)
         fresh = (start + jnp.arange(block) >= i * block)[None]
-        seen = mask(q_positions, jnp.where(fresh, held, -1), scoring.window)  # B T C
-        seen = jnp.tile(seen[:, None], (1, 1, groups, 1))  # B 1 M C
-        scores = _capped(_dot("bkmh,bkch->bkmc", q, k_block), scoring.softcap)
-        scores = jnp.where(seen, scores, _NEVER)
+        sees = mask(q_positions, jnp.where(fresh, held, -1), scoring.window)  # B T C
+        sees = jnp.tile(sees[:, None], (1, 1, groups, 1))  # B 1 M C
+        scores = capped(_dot("bkmh,bkch->bkmc", q, k_block), scoring.softcap)
+        scores = jnp.where(sees, scores, NEVER)
         new_top = jnp.maximum(top, scores.max(-1, keepdims=True))
-        weights = jnp.where(seen, jnp.exp(scores - new_top), 0.0)
+        weights = jnp.where(sees, jnp.exp(scores - new_top), 0.0)
         shrink = jnp.exp(top - new_top)
         total = total * shrink + weights.sum(-1, keepdims=True)
         acc = acc * shrink + _dot("bkmc,bkch->bkmh", weights.astype(dtype), v_block)
@@ -138,13 +143,12 @@ def _attend_tile(q, k, v, layer, q_positions, k_positions, sinks, scoring):
 
     rows = (b, heads_kv, groups * t)
     if sinks is None:
-        top, total = jnp.full((*rows, 1), _NEVER, jnp.float32), jnp.zeros((*rows, 1), jnp.float32)
+        top, total = jnp.full((*rows, 1), NEVER, jnp.float32), jnp.zeros((*rows, 1), jnp.float32)
     else:  # as if each row had seen its sink, with a value of 0
         top = jnp.repeat(sinks.reshape(1, heads_kv, groups), t, axis=2)  # 1 K M
         top, total = jnp.broadcast_to(top, rows)[..., None], jnp.ones((*rows, 1), jnp.float32)
-    first, last = _visible_blocks(q_positions, n_slots, block, scoring.window)
     carry = (top, total, jnp.zeros((*rows, h_v), jnp.float32))
-    _, total, acc = lax.fori_loop(first, last, step, carry)
+    _, total, acc = lax.fori_loop(jnp.int32(0), count, step, carry)
     out = acc / jnp.maximum(total, 1e-30)
     return out.reshape(b, heads_kv, groups, t, h_v).transpose(0, 3, 1, 2, 4).reshape(b, t, n, h_v)
 
@@ -161,31 +165,10 @@ def _block(cache: Cache, layer: Array, start: Array, size: int) -> Cache:
     return jax.tree.map(cut, cache)
 
 
-def _capped(scores: Float[Array, "..."], softcap: float) -> Float[Array, "..."]:
-    return softcap * jnp.tanh(scores / softcap) if softcap else scores
-
-
 def _dot(spec: str, a: Array, b: Array) -> Array:
     return jnp.einsum(
         spec, a, b, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32
     )
-
-
-def _visible_blocks(
-    q_positions: Int[Array, "B T"], n_slots: int, block: int, window: int
-) -> tuple[Array, Array]:
-    """First and one past the last block of slots that hold anything a query may see.
-
-    Slots fill in order of position until the first wrap, so the newest query bounds them from
-    above, and the window of the oldest from below; once a ring has wrapped, every block counts.
-    """
-    newest = q_positions.max()
-    last = jnp.minimum(newest // block + 1, -(-n_slots // block))
-    if not window:
-        return jnp.int32(0), last
-    oldest = jnp.where(q_positions < 0, newest, q_positions).min()
-    first = jnp.maximum(oldest - (window - 1), 0) // block
-    return jnp.where(newest < n_slots, first, 0), last
 
 
 @attend.defjvp
@@ -218,12 +201,12 @@ def plain_attention(
     heads_kv, h_v = k.shape[1], v.shape[3]
     q = q.reshape(b, t, heads_kv, -1, h)
     k, v = floats(k, "float32"), floats(v, "float32")
-    seen = mask(q_positions, k_positions, scoring.window)[:, None, None]  # B 1 1 T S
+    sees = mask(q_positions, k_positions, scoring.window)[:, None, None]  # B 1 1 T S
     scores = _dot("btkgh,bksh->bkgts", q, k) * jnp.float32(scoring.scale)
-    scores = jnp.where(seen, _capped(scores, scoring.softcap), _NEVER)
+    scores = jnp.where(sees, capped(scores, scoring.softcap), NEVER)
     if sinks is not None:
         column = sinks.reshape(1, heads_kv, -1, 1, 1)
         scores = jnp.concatenate([scores, jnp.broadcast_to(column, (*scores.shape[:4], 1))], -1)
     weights = jax.nn.softmax(scores, axis=-1)[..., : k.shape[2]]
-    weights = jnp.where(seen, weights, 0.0)
+    weights = jnp.where(sees, weights, 0.0)
     return _dot("bkgts,bksh->btkgh", weights, v).reshape(b, t, n, h_v)

@@ -9,6 +9,7 @@ import dataclasses
 import logging
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
@@ -85,6 +86,8 @@ def read_model_config(
             precision=precision,
             arithmetic=arithmetic,
             cache_dtype=cache_dtype,
+            # On a GPU each turn of a loop whose number is data waits for the host.
+            unrolled=jax.default_backend() != "cpu",
         )
         kv_state.row_bytes(cfg)  # refuses a cache that does not take these heads
     except ModelError as e:

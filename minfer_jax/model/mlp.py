@@ -1,5 +1,7 @@
 """The second sub-layer of a block: an MLP, or a mixture of many."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -55,7 +57,9 @@ def _experts(
     """The weighted sum of the experts that each row uses (Shazeer et al. 2017)."""
     router = cfg.router
     assert router is not None
-    logits = linear(x, p.router, EXACT)  # a choice: small errors make large ones
+    # It makes a choice, of which small errors make another.
+    exact = dataclasses.replace(EXACT, kernels=cfg.arithmetic.kernels)
+    logits = linear(x, p.router, exact)
     rows = x.reshape(-1, x.shape[-1])  # M D
     chosen, weights = route(
         logits.reshape(len(rows), -1),

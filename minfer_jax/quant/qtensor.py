@@ -139,6 +139,7 @@ def _pack(
                 at += len(piece)
             done()
     device = {name: tuple(map(jax.device_put, arrays)) for name, arrays in planes.items()}
+    jax.block_until_ready(device)  # a GPU has copies: the host's go before it makes more
     return QTensor(
         fmt=fmt,
         shape=(n, blocks * fmt.block),

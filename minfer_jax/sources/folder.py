@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 
 from minfer_jax import host
+from minfer_jax.nearest import did_you_mean
 from minfer_jax.sources.record import check_size
 from minfer_jax.sources.split import SUFFIX, all_parts, base_name, first_part
 from minfer_jax.sources.transfer import SourceError, quoted
@@ -63,12 +64,13 @@ def listed(names: Iterable[str]) -> str:
     return f"{text} and {more} more" if more > 0 else text or "nothing"
 
 
-def named(ref: str, forms: str) -> Path:
+def named(ref: str, forms: str, others: Iterable[str]) -> Path:
     """The file in the cache folder that has a name, or whose name begins so.
 
     Args:
         ref: The name, with or without folders, part numbers and .gguf.
         forms: What references look like, for errors.
+        others: Names elsewhere that may have been meant.
 
     Returns:
         Its path; of a split model, that of the first part.
@@ -90,8 +92,9 @@ def named(ref: str, forms: str) -> Path:
             f"{quoted(ref)} may be any of {listed(map(Path.as_posix, found))} in {quoted(folder)};"
             " name one of them"
         )
+    meant = did_you_mean(ref, [*others, *(name for path in files for name in _names(path))])
     raise SourceError(
-        f"no model {quoted(ref)}: a reference is {forms};"
+        f"no model {quoted(ref)}{meant}: a reference is {forms};"
         f" {quoted(folder)} holds {listed(map(Path.as_posix, files))}"
     )
 

