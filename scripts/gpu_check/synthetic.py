@@ -50,7 +50,7 @@ def model(*, tiny: bool = False, kernels: str = "auto") -> tuple[ModelConfig, Pa
         precision="default",
         arithmetic=precision.arithmetic("default", choice=kernels),
         cache_dtype=precision.cache_dtype(None, "default"),
-        unrolled=jax.default_backend() == "gpu",
+        unrolled=jax.default_backend() != "cpu",  # as in load.py
     )
     return cfg, _params(cfg)
 
