@@ -20,7 +20,7 @@ from minfer_jax.quant import xla
 from minfer_jax.quant.formats import FORMATS
 from minfer_jax.quant.qtensor import from_blocks
 from scripts.gpu_check import __main__ as command
-from scripts.gpu_check import architectures, exactness, made, tuning, workers
+from scripts.gpu_check import architectures, exactness, failures, made, tuning, workers
 from scripts.gpu_check.parts import PARTS, Part
 from scripts.gpu_check.report import JSON, MARKDOWN, Report, shown
 from scripts.gpu_check.rows import FAILED, MEASURED, OK, SKIPPED, Row, Setting, judged
@@ -110,6 +110,17 @@ def test_a_process_that_never_begins_is_not_started_for_ever(monkeypatch):
 def test_settings_survive_the_way_to_another_process():
     given = setting(models=Path("/a"), blocks=(Path("/b"), Path("/c")))
     assert Setting.from_json(json.loads(json.dumps(given.as_json()))) == given
+
+
+def test_a_check_that_cannot_be_made_is_a_row(monkeypatch):
+    def refused() -> Row:
+        raise ValueError("no such\nblock")
+
+    row = failures.attempted("x", refused)
+    assert (row.name, row.state, row.note) == ("x", FAILED, "ValueError: no such block")
+    monkeypatch.setattr(failures, "usable", lambda: False)
+    with pytest.raises(ValueError, match="no such"):
+        failures.attempted("x", refused)
 
 
 def test_nan_is_no_success():

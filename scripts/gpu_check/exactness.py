@@ -7,17 +7,19 @@ bfloat16 are the same on both sides, but for attention's weights, which the runn
 
 import functools
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from minfer_jax.model.attention import attend
+from minfer_jax.model.attention import Scoring, attend
 from minfer_jax.quant import xla
+from minfer_jax.quant.qtensor import QTensor
 from scripts.gpu_check import calls, made, shapes
-from scripts.gpu_check.made import BY_NAME, Heads
+from scripts.gpu_check.failures import attempted
+from scripts.gpu_check.made import BY_NAME, Attention, Heads
 from scripts.gpu_check.rows import REFUSED, Case, Row, Setting, judged
 
 PRODUCT_LIMITS = {"float32": 1e-4, "bfloat16": 2e-3}
@@ -99,11 +101,17 @@ def _product(label: str, name: str, shape: tuple[int, int], setting: Setting) ->
             if (why := calls.product_refusal(rows, w, dtype)) is not None:
                 yield Row(name=found, state=REFUSED, note=why)
                 continue
-            some = x[:rows]
-            expected = jax.jit(xla.dot)(some.astype(dtype), factor)
-            kernel = jax.jit(calls.product, static_argnames=("dtype", "config", "interpret"))
-            got = kernel(some, w, dtype=dtype, config=None, interpret=setting.rehearse)
-            yield judged(found, error(got, expected), PRODUCT_LIMITS[dtype])
+            run = functools.partial(_product_row, found, x[:rows], w, factor, dtype, setting)
+            yield attempted(found, run)
+
+
+def _product_row(
+    name: str, x: Array, w: QTensor, factor: Array, dtype: str, setting: Setting
+) -> Row:
+    expected = jax.jit(xla.dot)(x.astype(dtype), factor)
+    kernel = jax.jit(calls.product, static_argnames=("dtype", "config", "interpret"))
+    got = kernel(x, w, dtype=dtype, config=None, interpret=setting.rehearse)
+    return judged(name, error(got, expected), PRODUCT_LIMITS[dtype])
 
 
 def _attention_case(case: Given, setting: Setting) -> Case:
@@ -136,11 +144,15 @@ def _attention(label: str, case: Given, setting: Setting) -> Iterable[Row]:
         if (why := calls.attention_refusal(given)) is not None:
             yield Row(name=found, state=REFUSED, note=why)
             continue
-        plain = calls.scoring(heads, dtype, kernels="xla")
-        expected = jax.jit(attend, static_argnums=7)(*given.args(), plain)
-        kernel = jax.jit(calls.attention, static_argnames=("scoring", "config", "interpret"))
-        got = kernel(*given.args(), scoring=scoring, config=None, interpret=setting.rehearse)
-        yield judged(found, error(got, expected), ATTENTION_LIMITS[dtype])
+        yield attempted(found, functools.partial(_attention_row, found, given, scoring, setting))
+
+
+def _attention_row(name: str, given: Attention, scoring: Scoring, setting: Setting) -> Row:
+    plain = replace(scoring, kernels="xla")
+    expected = jax.jit(attend, static_argnums=7)(*given.args(), plain)
+    kernel = jax.jit(calls.attention, static_argnames=("scoring", "config", "interpret"))
+    got = kernel(*given.args(), scoring=scoring, config=None, interpret=setting.rehearse)
+    return judged(name, error(got, expected), ATTENTION_LIMITS[scoring.dtype])
 
 
 @jax.jit

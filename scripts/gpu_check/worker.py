@@ -12,14 +12,10 @@ import sys
 import traceback
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 from minfer_jax import compile_cache
+from scripts.gpu_check import failures
 from scripts.gpu_check.parts import PARTS
 from scripts.gpu_check.rows import FAILED, Case, Row, Setting
-
-_LONGEST_NOTE = 300  # characters
 
 
 def main(argv: list[str]) -> None:
@@ -52,22 +48,8 @@ def _run(case: Case, say: Any) -> bool:
         return True
     except Exception as e:  # noqa: BLE001  a case that raises is a row, not the end of the part
         traceback.print_exc()
-        say(row=dataclasses.asdict(Row(name=case.name, state=FAILED, note=in_words(e))))
-        return _usable()
-
-
-def in_words(error: BaseException) -> str:
-    """An error in one line."""
-    text = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    return text if len(text) <= _LONGEST_NOTE else text[:_LONGEST_NOTE] + "..."
-
-
-def _usable() -> bool:
-    """A fault of a kernel, such as a wild address, ends all later work of its process."""
-    try:
-        return float(jax.block_until_ready(jnp.ones(8) + 1.0).sum()) == 16.0
-    except Exception:  # noqa: BLE001  whatever it is, another process goes on
-        return False
+        say(row=dataclasses.asdict(Row(name=case.name, state=FAILED, note=failures.in_words(e))))
+        return failures.usable()
 
 
 if __name__ == "__main__":
