@@ -61,7 +61,11 @@ def _parsed(argv: list[str]) -> argparse.Namespace:
         allow_abbrev=False,
     )
     parser.add_argument("--out", type=Path, required=True, help="folder for tables and JSON")
-    parser.add_argument("--models", type=Path, help="folder of GGUF files; left out without it")
+    parser.add_argument(
+        "--models",
+        type=Path,
+        help="folder of GGUF files, copied here by whatever means; left out without it",
+    )
     parser.add_argument(
         "--parity", type=Path, help="folder with arch/NAME.gguf and .npz; else tiny models are made"
     )
@@ -77,7 +81,8 @@ def _parsed(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--tune",
         action="store_true",
-        help="look for better block sizes first, and write them into minfer_jax/pallas/blocks.json",
+        help="look for better block sizes before speeds are measured, and write them into "
+        "minfer_jax/pallas/blocks.json; give a larger budget",
     )
     parser.add_argument(
         "--rehearse",

@@ -32,6 +32,7 @@ N_CTX = 128
 IN_LAYERS, OUTSIDE = {"ffn_down": "Q6_K"}, {"token_embd": "Q8_0", "output": "Q6_K"}
 WIDE = {"width": 256, "n_ff": 256, "n_head": 4, "head_dim": 64, "n_vocab": 256}
 REHEARSED = ("gemma3",)
+FIRST = ("llama", "gemma3", "qwen3", "gpt-oss", "phi3", "gemma2", "qwen2", "mistral3")
 
 
 def cases(setting: Setting) -> list[Case]:
@@ -41,7 +42,7 @@ def cases(setting: Setting) -> list[Case]:
         if not paths:
             raise ValueError(f"{setting.parity}/arch holds no .gguf file")
         return [Case(name=p.stem, run=functools.partial(_of_pack, p)) for p in paths]
-    names = REHEARSED if setting.rehearse else tuple(ARCHS)
+    names = REHEARSED if setting.rehearse else tuple(dict.fromkeys((*FIRST, *ARCHS)))
     return [Case(name=name, run=functools.partial(_tiny, name)) for name in names]
 
 

@@ -14,7 +14,8 @@ class Part:
     Attributes:
         cases: the most important first: what there is no time for is left out.
         title: of its table.
-        share: of the time, in proportion to what the parts after it have.
+        share: of the time that is left, in proportion to those of the parts after it; what it does
+            not take is theirs.
         workers: processes that share its cases; one where time is measured.
         longest: seconds that a case may take.
         timed: whether speed counts; elsewhere XLA need not look for its fastest products.
@@ -29,7 +30,7 @@ class Part:
 
 
 PARTS = {
-    "device": Part(cases=device.cases, title="Device", share=4, workers=1, longest=60, timed=True),
+    "device": Part(cases=device.cases, title="Device", share=8, workers=1, longest=60, timed=True),
     "exactness": Part(
         cases=exactness.cases,
         title="Kernels against plain XLA",
