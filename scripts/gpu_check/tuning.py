@@ -163,7 +163,7 @@ def neighbours(config: Any) -> list[Any]:
     """The same with one size halved or doubled."""
     found = []
     for name, value in dataclasses.asdict(config).items():
-        halved = [value // 2] if value % 2 == 0 and value > 1 else []
+        halved = [value // 2] if value > 1 else []
         found += [dataclasses.replace(config, **{name: v}) for v in [*halved, value * 2]]
     return found
 
