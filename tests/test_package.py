@@ -88,7 +88,10 @@ def test_an_unknown_name():
 
 
 def test_star_names_exist():
-    assert minfer_jax.__all__ == ["Conversation", "LanguageModel", "load"]
+    assert minfer_jax.__all__ == [
+        *("Add", "Conversation", "LanguageModel", "Replace", "Trace"),
+        "load",
+    ]
     for name in minfer_jax.__all__:
         assert getattr(minfer_jax, name)
 
