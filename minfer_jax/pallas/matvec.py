@@ -92,6 +92,8 @@ def default(m: int, w: QTensor) -> Config:
     return Config(tiles=own, units=units, split=split)
 
 
+# Traced and lowered once for a shape, however many layers call it.
+@functools.partial(jax.jit, static_argnames=("config", "interpret"))
 def matvec(
     x: Float[Array, "M K"],
     w: QTensor,
