@@ -1,12 +1,13 @@
 """What is added to a model's weights from files: LoRA adapters and control vectors, with scales."""
 
 import dataclasses
-import math
+import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import jax.numpy as jnp
+import numpy as np
 
 from minfer_jax import sources
 from minfer_jax.gguf import GGUFFile, open_gguf
@@ -17,6 +18,8 @@ from minfer_jax.model.lora_file import read_lora
 from minfer_jax.model.params import Params
 from minfer_jax.model.steering import with_control_scales, with_control_vectors
 from minfer_jax.model.steering_file import read_control_vector
+
+_MOST = float(np.finfo(np.float32).max)
 
 Scales = Mapping[str, float] | Mapping[Path, float] | Mapping[str | Path, float]
 """A scale for each file, by its path or another reference."""
@@ -157,10 +160,12 @@ def identity(added: Adapters) -> str:
 
 
 def _check(scales: Scales) -> None:
+    if not isinstance(scales, Mapping):
+        raise ValueError(f"adapters are {scales!r}, expected a mapping of each file to its scale")
     for name, scale in scales.items():
         if (
             isinstance(scale, bool)
-            or not isinstance(scale, int | float)
-            or not math.isfinite(scale)
+            or not isinstance(scale, numbers.Real)  # numpy's too
+            or not -_MOST <= scale <= _MOST  # so is no NaN
         ):
-            raise ValueError(f"{name}: the scale is {scale!r}, expected a finite number")
+            raise ValueError(f"{name}: the scale is {scale!r}, expected a finite number of float32")

@@ -42,6 +42,7 @@ from minfer_jax.context import N_CTX, EngineError
 from minfer_jax.gguf import GGUFFile, open_gguf
 from minfer_jax.language_model import LanguageModel, from_file
 from minfer_jax.model.load import read_model_config
+from minfer_jax.whole_file import check_apart
 
 _SPARE = 16  # positions of context beyond what the tests need
 
@@ -77,6 +78,10 @@ def _run(options: Options) -> int:
         columns = run_columns(options.peers)
     sys.stdout.write(render(rows, columns, options.output))
     sys.stdout.flush()
+    if options.plot is not None:
+        title = "{model}, {backend}, kernels: {kernels}".format(**rows[0])
+        bench_plot.draw(rows, options.plot, title=title)
+        say(f"Plot: {options.plot}")
     return 0
 
 
@@ -140,6 +145,9 @@ def _compile_rows(
 ) -> tuple[list[dict[str, Any]], Columns]:
     if options.plot is not None:
         plotting.check(options.plot)
+        check_apart([options.plot], file.parts)
+    if options.write is not None:
+        options.write.mkdir(parents=True, exist_ok=True)
     model, _ = _load(file, options, n_ctx)
     engines = bench_sweep.engines(
         model.params, model.cfg, options.variants, n_ctx=n_ctx, prefill_chunk=options.prefill_chunk
@@ -162,10 +170,6 @@ def _compile_rows(
         rows = bench_sweep.measure(
             engines, repeat=options.repeat, on_turn=bar.update, on_program=written
         )
-    if options.plot is not None:
-        title = f"{shared['model']}, {shared['backend']}, kernels: {shared['kernels']}"
-        bench_plot.draw(rows, options.plot, title=title)
-        say(f"Plot: {options.plot}")
     return [{**shared, **row} for row in rows], bench_sweep.columns(engines)
 
 

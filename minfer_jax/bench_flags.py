@@ -1,5 +1,6 @@
 """The flags of `python -m minfer_jax.bench`, and what they come to."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -261,7 +262,7 @@ def parse(argv: Sequence[str]) -> Options:
         llama_bench=value["llama-bench"],
         compiling=compiling,
         plot=None if value["plot"] is None else Path(value["plot"]),
-        write=None if value["write"] is None else Path(value["write"]),
+        write=None if value["write"] is None else _folder(value["write"]),
         draft_ngram=value["draft-ngram"],
         draft=value["draft"],
         draft_max=value["draft-max"],
@@ -284,6 +285,13 @@ def _variants(value: dict[str, Any]) -> tuple[Variant, ...]:
     if len(found) > MOST:
         raise UsageError(f"{len(found)} combinations to compile, expected {MOST} at most")
     return found
+
+
+def _folder(name: str) -> Path:
+    """Where --write goes: a folder, or the name of a new one."""
+    if not name or (os.path.exists(name) and not os.path.isdir(name)):
+        raise UsageError(f"--write is {name!r}, expected a folder, or the name of a new one")
+    return Path(name)
 
 
 def _names(flag: str, text: str | None, known: Sequence[str]) -> tuple[str, ...]:

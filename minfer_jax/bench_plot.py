@@ -55,7 +55,7 @@ def draw(rows: Sequence[Row], path: Path, *, title: str) -> None:
         axes.grid(axis="x", alpha=0.3)
         axes.set_axisbelow(True)
     seconds.legend(frameon=False, fontsize=8)
-    picture.suptitle(title, fontsize=11)
+    picture.suptitle(title, fontsize=11, parse_math=False)
     save(picture, path)
 
 

@@ -36,7 +36,7 @@ def write(
         "memory": _memory(compiled),
     }
     for kind, text in texts.items():
-        with replacing(folder / f"{stem}.{kind}.txt", durable=False) as file:
+        with replacing(folder / f"{stem}.{kind}.txt", durable=False, shared=True) as file:
             file.write(text.encode())
 
 

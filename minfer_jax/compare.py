@@ -39,7 +39,7 @@ from minfer_jax.model.load import read_model_config
 from minfer_jax.perplexity import Window, run, whole_text, windows
 from minfer_jax.quant.cache import CACHE_TYPES
 from minfer_jax.tokenizer import Tokenizer
-from minfer_jax.whole_file import replacing
+from minfer_jax.whole_file import check_apart, replacing
 
 _LOGITS = 1 << 25  # in memory at once, of each model: 128 MiB
 _STEP = 512  # n_ctx is a multiple of this, so that texts share programs
@@ -67,13 +67,15 @@ def _run(options: Options) -> int:
     logging.set_verbosity(logging.WARNING)
     logging.get_absl_handler().setFormatter(stdlib_logging.Formatter("note: %(message)s"))
     found = _compared(options)
-    sys.stdout.write(as_text(found, options.worst))
-    sys.stdout.flush()
-    if options.json is not None:
-        with replacing(options.json) as file:
-            file.write((json.dumps(as_json(found), allow_nan=False) + "\n").encode())
-    if options.plot is not None:
-        compare_plot.draw(found, options.plot)
+    try:
+        sys.stdout.write(as_text(found, options.worst))
+        sys.stdout.flush()
+    finally:  # where nobody reads the table, the files are wanted still
+        if options.json is not None:
+            with replacing(options.json, shared=True) as file:
+                file.write((json.dumps(as_json(found), allow_nan=False) + "\n").encode())
+        if options.plot is not None:
+            compare_plot.draw(found, options.plot)
     return 0
 
 
@@ -81,6 +83,10 @@ def _compared(options: Options) -> Comparison:
     paths = [sources.resolve(spec.model) for spec in options.specs]
     opened = {path: open_gguf(path) for path in paths}
     files = [opened[path] for path in paths]
+    check_apart(
+        [path for path in (options.json, options.plot) if path is not None],
+        [*(part for file in files for part in file.parts), *options.files],
+    )
     configs = [
         read_model_config(file, spec.precision, spec.cache_type, spec.kernels)
         for file, spec in zip(files, options.specs, strict=True)

@@ -14,7 +14,7 @@ from minfer_jax.nearest import did_you_mean
 from minfer_jax.perplexity import LEAST
 from minfer_jax.perplexity import N_CTX as N_WINDOW
 from minfer_jax.plotting import ENDINGS
-from minfer_jax.prompt_file import read_text
+from minfer_jax.prompt_file import STANDARD_INPUT, read_text
 from minfer_jax.quant.cache import CACHE_TYPES
 from minfer_jax.quant.kernels import CHOICES
 from minfer_jax.usage import UsageError
@@ -99,6 +99,7 @@ class Options:
     Attributes:
         specs: one model, or A and B.
         text: to run.
+        files: the one that the text is from; empty for none.
         perplexity: in windows, as llama.cpp does it.
         n_ctx: tokens of the text, or of a window.
         chunks: windows at most, or None for all.
@@ -112,6 +113,7 @@ class Options:
 
     specs: tuple[Spec, ...]
     text: str
+    files: tuple[Path, ...]
     perplexity: bool
     n_ctx: int
     chunks: int | None
@@ -151,17 +153,19 @@ def parse(argv: Sequence[str]) -> Options:
         raise UsageError("--chunks needs --perplexity: other texts are run as a whole")
     if value["plot"] is not None and len(positional) == 1:
         raise UsageError("--plot needs two models: it draws how they differ")
+    names = [value[name] for name in ("file", "perplexity") if value[name] is not None]
     n_ctx = value["n-ctx"] or (N_WINDOW if perplexity else N_CTX)
     return Options(
         specs=tuple(map(spec, positional)),
         text=_text({name: value[name] for name in ("file", "text", "perplexity")}),
+        files=tuple(Path(name) for name in names if name != STANDARD_INPUT),
         perplexity=perplexity,
         n_ctx=n_ctx,
         chunks=value["chunks"],
         worst=value["worst"],
         layers=value["layers"] and len(positional) == 2,
-        json=None if value["json"] is None else _new_file(value["json"]),
-        plot=None if value["plot"] is None else Path(value["plot"]),
+        json=None if value["json"] is None else _new_file("json", value["json"]),
+        plot=None if value["plot"] is None else _new_file("plot", value["plot"]),
         threads=value["threads"],
         device=value["device"],
     )
@@ -183,6 +187,8 @@ def spec(name: str) -> Spec:
         if not rest or kind is None or kind in chosen:
             break
         model, chosen[kind] = rest, word
+    if rest and kind in chosen:
+        raise UsageError(f"{name!r}: {word!r} is a second one after {chosen[kind]!r}; give one")
     if rest and word.isidentifier() and not (model.startswith("hf:") or os.path.exists(model)):
         known = [word for words in _CHOICES.values() for word in words]
         raise UsageError(
@@ -203,10 +209,15 @@ def _text(given: dict[str, str | None]) -> str:
     return _BUILT_IN
 
 
-def _new_file(name: str) -> Path:
-    """Where --json goes: a place for a file, told before anything long begins."""
-    path = Path(name)
-    if path.is_dir() or not path.parent.is_dir():
-        what = "is a folder" if path.is_dir() else "is in a folder that does not exist"
-        raise UsageError(f"--json: {name!r} {what}; the path of a file is expected")
+def _new_file(flag: str, name: str) -> Path:
+    """Where --json or --plot goes: a place for a file, told before anything long begins."""
+    path, what = Path(name), ""
+    if not path.parent.is_dir():
+        what = "is in a folder that does not exist"
+    elif path.is_dir():
+        what = "is a folder" if name else "is no name"
+    elif path.exists() and not path.is_file():
+        what = "is a pipe, socket or device"
+    if what:
+        raise UsageError(f"--{flag}: {name!r} {what}; the path of a file is expected")
     return path

@@ -320,7 +320,7 @@ class Engine:
         Raises:
             EngineError: a pattern matches nothing, or two match one name.
         """
-        return self._tracer.patched(self.params, patches, self._checked)
+        return self._tracer.patched(lambda: self.params, patches, self._checked)
 
     @property
     def stats(self) -> RunStats:

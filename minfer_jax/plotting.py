@@ -18,13 +18,15 @@ def check(path: Path) -> None:
     """Whether a picture can be drawn there, asked before anything long begins.
 
     Raises:
-        PlotError: matplotlib is not installed, the ending is none of ENDINGS, or there is no such
-            folder.
+        PlotError: matplotlib is not installed, the ending is none of ENDINGS, there is no such
+            folder, or a folder of that name.
     """
     if path.suffix.lower() not in ENDINGS:
         raise PlotError(f"{path}: a plot is a file that ends in {', '.join(ENDINGS)}")
     if not path.absolute().parent.is_dir():
         raise PlotError(f"{path}: there is no folder {path.absolute().parent}")
+    if path.is_dir():
+        raise PlotError(f"{path} is a folder; the path of a file is expected")
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -61,5 +63,5 @@ def save(picture: Any, path: Path) -> None:
     """
     data = io.BytesIO()
     picture.savefig(data, format=path.suffix.lower().lstrip("."), dpi=150)
-    with replacing(path, durable=False) as file:
+    with replacing(path, durable=False, shared=True) as file:
         file.write(data.getvalue())

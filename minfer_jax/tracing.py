@@ -81,14 +81,14 @@ class Tracer:
 
     def patched(
         self,
-        params: Params,
+        params: Callable[[], Params],
         patches: Mapping[str, Patch],
         checked: Callable[[Sequence[int]], np.ndarray],
     ) -> "Patched":
         """The model with these patches.
 
         Args:
-            params: weights.
+            params: gives the weights as they are when a text is run, of one structure.
             patches: by patterns.
             checked: gives the ids of a text, at most n_ctx, or refuses them.
 
@@ -96,12 +96,12 @@ class Tracer:
             EngineError: a pattern matches nothing, or two match one name.
         """
         try:
-            resolved(patches, list(self._known(params, 1)))
+            resolved(patches, list(self._known(params(), 1)))
         except ValueError as e:
             raise EngineError(str(e)) from None
 
         def run(ids: Sequence[int], names: str | Iterable[str]) -> Trace:
-            return self.run(params, checked(ids), names, patches)
+            return self.run(params(), checked(ids), names, patches)
 
         return Patched(run=run)
 

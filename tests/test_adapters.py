@@ -81,6 +81,15 @@ def test_scales_are_set_without_a_compile(folder, model, plain):
     assert len(model.engine.compiles) == n
 
 
+def test_patched_models_follow_the_scales_and_numpy_s_are_taken(folder, model):
+    patched = model.engine.patch({})
+    before = patched.logits(IDS)
+    model.set_scales({str(folder / "one.gguf"): np.float32(0.0)})
+    assert np.abs(patched.logits(IDS) - before).max() > 0.1
+    model.set_scales({str(folder / "one.gguf"): np.int64(1)})
+    np.testing.assert_array_equal(patched.logits(IDS), before)
+
+
 @pytest.mark.parametrize(
     ("lora", "vectors", "why"),
     [
@@ -92,6 +101,9 @@ def test_scales_are_set_without_a_compile(folder, model, plain):
         ({}, {"one.gguf": 1.0}, r"one.gguf is no control vector of this model, which has: /.*vec"),
         ({"one.gguf": float("nan")}, {}, "one.gguf: the scale is nan, expected a finite number"),
         ({"one.gguf": "1"}, {}, "one.gguf: the scale is '1', expected a finite number"),
+        ({"one.gguf": 1e39}, {}, "one.gguf: the scale is 1e\\+39, expected a finite number of flo"),
+        ({"one.gguf": -(10**400)}, {}, "one.gguf: the scale is -10*, expected a finite number"),
+        (["one.gguf"], {}, r"adapters are \['one.gguf'\], expected a mapping"),
     ],
 )
 def test_scales_that_are_refused(model, lora, vectors, why):

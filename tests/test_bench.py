@@ -12,7 +12,16 @@ from pathlib import Path
 import jax
 import pytest
 
-from minfer_jax import bench, bench_compile, bench_drafts, bench_memory, bench_tests, host, plotting
+from minfer_jax import (
+    bench,
+    bench_compile,
+    bench_drafts,
+    bench_memory,
+    bench_plot,
+    bench_tests,
+    host,
+    plotting,
+)
 from minfer_jax.bench_flags import parse
 from minfer_jax.bench_peer import Job, PackagePeer
 from minfer_jax.bench_process import PeerError
@@ -353,11 +362,40 @@ def test_compile_over_shapes_with_a_picture_and_the_programs_as_texts(run, path,
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("cost.gif", "ends in .png, .svg, .pdf"), ("nowhere/cost.png", "there is no folder")],
+    [
+        ("cost.gif", "ends in .png, .svg, .pdf"),
+        ("nowhere/cost.png", "there is no folder"),
+        ("", "ends in .png"),
+    ],
 )
 def test_a_picture_that_cannot_be_drawn_is_told_first(run, path, tmp_path, name, words):
     ran = run(path, "--compile", "--plot", str(tmp_path / name))
     assert ran.status == 1 and words in ran.err and "Compiling" not in ran.err
+
+
+def test_a_plot_of_a_model_of_any_name_and_never_over_it(run, path, tmp_path):
+    rows = [
+        {
+            **dict.fromkeys(("n_ctx", "cache_type", "layers", "program"), "x"),
+            **dict.fromkeys(("trace_seconds", "lower_seconds", "compile_seconds"), 1.0),
+            **{"cached_seconds": None, "temp_bytes": 1, "ts_median": 1.0},
+        }
+    ]
+    bench_plot.draw(rows, tmp_path / "cost.png", title="a$x^$ \\frac.gguf")
+    assert (tmp_path / "cost.png").read_bytes().startswith(b"\x89PNG")
+    model = tmp_path / "model.png"
+    model.write_bytes(Path(path).read_bytes())
+    ran = run(str(model), "--compile", "--plot", str(model))
+    assert ran.status == 1 and "would be lost" in ran.err and "Loading" not in ran.err
+    (tmp_path / "folder.png").mkdir()
+    with pytest.raises(plotting.PlotError, match=r"folder.png is a folder"):
+        plotting.check(tmp_path / "folder.png")
+
+
+def test_programs_go_into_a_folder(run, path):
+    for name in (path, ""):
+        ran = run(path, "--compile", "--write", name)
+        assert ran.status == 2 and "expected a folder" in ran.err
 
 
 def test_without_matplotlib(monkeypatch, tmp_path):

@@ -1,6 +1,8 @@
 """The compare command: what it finds, and what it refuses."""
 
+import io
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -120,6 +122,10 @@ def test_options(tmp_path):
         (["a", "--perplexity", "t.txt", "--plot", "x.png"], "--plot needs two models"),
         (["a", "b", "--json", "no/x.json"], "'no/x.json' is in a folder that does not exist"),
         (["a", "b", "--json", "."], "'.' is a folder"),
+        (["a", "b", "--json", "/dev/null"], "--json: '/dev/null' is a pipe, socket or device"),
+        (["a", "b", "--plot", ""], "--plot: '' is no name"),
+        (["a@highest@f16@default", "b"], "is no precision"),
+        (["a@f16@f32", "b"], "'f16' is a second one after 'f32'; give one"),
         (["a", "b", "--text", "x", "-f", "y"], "--file and --text: give one of them"),
         (["a", "b", "-f", "nothere.txt"], "the text file 'nothere.txt' does not exist"),
     ],
@@ -227,6 +233,35 @@ def test_what_cannot_be_run(run, folder, words, message):
     assert (found.status, found.out) == (1, "")
     assert message in found.err.splitlines()[-1]
     assert found.err.splitlines()[-1].startswith("error: ")
+
+
+@pytest.mark.parametrize("words", ["--json b.gguf", "--json t.txt", "--json o.png --plot o.png"])
+def test_what_would_be_lost(run, folder, words):
+    pytest.importorskip("matplotlib")
+    (folder / "t.txt").write_text(TEXT)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    found = run("a.gguf", "b.gguf", "-f", "t.txt", *words.split())
+    assert (found.status, found.out) == (1, "")
+    assert "would be" in found.err.splitlines()[-1] and "Loading" not in found.err
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_files_are_written_where_nobody_reads_the_table(folder, tmp_path, monkeypatch):
+    class Closed(io.StringIO):
+        def reconfigure(self, **options: str) -> None:
+            pass
+
+        def fileno(self) -> int:
+            return os.open(os.devnull, os.O_WRONLY)
+
+        def flush(self) -> None:
+            raise BrokenPipeError
+
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "stdout", Closed())
+    out = tmp_path / "o.json"
+    assert compare.main(["compare", "a.gguf", "a.gguf", "--text", TEXT, "--json", str(out)]) == 0
+    assert json.loads(out.read_text())["same_top"] == 1.0
 
 
 # --- perplexity -----------------------------------------------------------------------------------

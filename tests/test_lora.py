@@ -160,3 +160,20 @@ def test_pairs_that_no_map_takes_are_all_named(model):
     assert "blk.2.attn_k.weight: the model has no map for A [3, 64] and B [32, 3]; " in message
     assert "blk.1.attn_k.weight: the model has no map for A [3, 64] and B [33, 3]; " in message
     assert message.endswith("token_embd.weight: the model has no map for A [3, 64] and B [32, 3]")
+
+
+@pytest.mark.parametrize(
+    ("name", "a", "b"),
+    [
+        ("blk.0.attn_k.weight", (2, 64), (32, 3)),
+        ("blk.0.attn_k.weight", (64,), (32, 3)),
+        ("blk.0.attn_k.weight", (0, 64), (32, 0)),
+        ("token_embd.weight", (96, 3), (64, 2)),
+    ],
+)
+def test_halves_that_do_not_go_together(model, name, a, b):
+    cfg, params, shapes = model
+    assert name not in shapes or shapes[name] in ((32, 64), (96, 64))
+    adapter = Adapter(pairs={name: Pair(a=jnp.zeros(a), b=jnp.zeros(b))}, alpha=1.0)
+    with pytest.raises(ModelError, match="the model has no map for A"):
+        with_lora(params, cfg, [adapter])

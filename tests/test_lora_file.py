@@ -4,11 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from minfer_jax.gguf import GGUFFile, open_gguf
 from minfer_jax.model.config import ModelError
+from minfer_jax.model.lora import Adapter, Pair
 from minfer_jax.model.lora_file import map_shapes, read_lora, write_lora
 from tests.helpers.gguf_builder import Tensor, build_gguf, dense
 from tests.helpers.tiny_adapters import random_adapter
@@ -156,3 +158,21 @@ def test_all_that_is_wrong_is_told_at_once(base, tmp_path: Path):
     message = refusal(base, build_gguf(KEYS, {"x": values(1), **wrong}), tmp_path)
     assert "'x' ends" in message and "blk.0.attn_q.weight.lora_b is missing" in message
     assert "'blk.6.attn_q.weight' is not in the model (and 13 more)" in message
+
+
+@pytest.mark.parametrize(
+    ("pairs", "alpha", "why"),
+    [
+        ({}, 1.0, "it has no pairs"),
+        ({NAME: (np.ones((3, 64)), np.ones((32, 2)))}, 1.0, r"of shapes \[3, 64\] and \[32, 2\]"),
+        ({NAME: (np.full((2, 64), np.nan), np.ones((32, 2)))}, 1.0, "lora_a has values that are n"),
+        ({NAME: (np.ones((2, 64)), np.ones((32, 2)))}, float("nan"), "alpha is nan"),
+    ],
+)
+def test_what_could_not_be_read_again_is_not_written(tmp_path: Path, pairs, alpha, why):
+    path = tmp_path / "adapter.gguf"
+    path.write_bytes(b"an older one")
+    halves = {name: Pair(a=jnp.float32(a), b=jnp.float32(b)) for name, (a, b) in pairs.items()}
+    with pytest.raises(ModelError, match=why):
+        write_lora(path, Adapter(pairs=halves, alpha=alpha), "qwen2moe")
+    assert path.read_bytes() == b"an older one"

@@ -177,3 +177,34 @@ def test_a_text_in_words(language_model: LanguageModel):
     np.testing.assert_array_equal(same["blk.0.residual"], trace["blk.0.residual"])
     patched = language_model.patch({"logits": Add(1.0)})
     np.testing.assert_allclose(patched.logits("hello world"), trace.logits + 1.0, atol=CLOSE)
+
+
+class _Unhashable:
+    __hash__ = None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x
+
+
+@pytest.mark.parametrize(
+    ("patch", "why"),
+    [
+        (None, r"a patch is object\[1, 1, 1\], expected an array"),
+        (Replace(None), r"a patch is object\[1, 1, 1\]"),  # pyright: ignore
+        (10**400, "a patch is object"),
+        (np.full(64, 1j), r"a patch is complex128\[1, 1, 64\]"),
+        (_Unhashable(), "unhashable"),
+    ],
+)
+def test_patches_that_numpy_would_take(engine: Engine, patch, why: str):
+    with pytest.raises(EngineError, match=why):
+        engine.patch({"blk.0.residual": patch}).logits(IDS[:5])
+
+
+def test_names_and_patches_of_other_kinds(engine: Engine):
+    for names in (None, 3, [3], b"embd"):
+        with pytest.raises(EngineError, match="is no name of a value"):
+            engine.trace(IDS[:5], names)  # pyright: ignore
+    for patches in (None, ["embd"]):
+        with pytest.raises(EngineError, match="expected a mapping"):
+            engine.patch(patches)  # pyright: ignore

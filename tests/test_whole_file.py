@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from minfer_jax.whole_file import replacing
+from minfer_jax.whole_file import check_apart, replacing
 
 
 @pytest.fixture(params=[None, b"before"])
@@ -66,3 +66,39 @@ def test_contents_and_name_reach_the_disk(path: Path, monkeypatch: pytest.Monkey
 def test_a_folder_that_is_not_there(tmp_path: Path):
     with pytest.raises(FileNotFoundError), replacing(tmp_path / "none" / "file"):
         pytest.fail("there is nothing to write to")
+
+
+def test_what_the_system_refuses_is_told_of_the_file_asked_for(tmp_path: Path):
+    (tmp_path / "taken").mkdir()
+    for name in ("taken", "nowhere/file"):
+        with pytest.raises(OSError) as caught, replacing(tmp_path / name) as file:
+            file.write(b"after")
+        assert caught.value.filename == str(tmp_path / name) and caught.value.strerror
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+def test_a_pipe_stays_one(tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="is a pipe"), replacing(tmp_path / "pipe"):
+        pass
+    assert (tmp_path / "pipe").is_fifo()
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_who_may_read_it(path: Path, shared: bool):
+    with replacing(path, shared=shared):
+        pass
+    (path.parent / "plain").touch()
+    plain = (path.parent / "plain").stat().st_mode & 0o777
+    assert path.stat().st_mode & 0o777 == (plain if shared else 0o600)
+
+
+def test_what_is_read_is_not_written_over(tmp_path: Path):
+    model, new = tmp_path / "model", tmp_path / "new"
+    model.write_bytes(b"")
+    (tmp_path / "link").symlink_to(model)
+    check_apart([new, tmp_path / "other"], [model, tmp_path / "gone"])
+    with pytest.raises(OSError, match="link is read here, and would be lost"):
+        check_apart([tmp_path / "link"], [model])
+    with pytest.raises(OSError, match="would be written twice"):
+        check_apart([new, tmp_path / "x" / ".." / "new"], [])

@@ -184,7 +184,7 @@ def _side_by_side(
                 name: pair
                 for name in of_layers
                 if (pair := adapter.pairs.get(name)) is not None
-                and (pair.b.shape[0], pair.a.shape[1]) == (rows, k)
+                and _fits(pair, (r := pair.b.shape[-1], k), (rows, r))
             }
             if found:
                 pairs = [found.get(name) for name in of_layers]
@@ -197,6 +197,11 @@ def _side_by_side(
     a = jnp.concatenate([a for a, _ in blocks], axis=1)
     b = jnp.concatenate([b for _, b in blocks], axis=2)
     return Lora(a=a, b=b, scale=jnp.ones(a.shape[:2], jnp.float32), ranks=tuple(ranks))
+
+
+def _fits(pair: Pair, a: Shape, b: Shape) -> bool:
+    """Whether the halves have these shapes; both have the rank, which is no less than 1."""
+    return (pair.a.shape, pair.b.shape) == (a, b) and b[1] >= 1
 
 
 def _stacked(
@@ -230,7 +235,7 @@ def _embedding(
     found = [adapter.pairs.get(EMBEDDING) for adapter in adapters]
     found = [
         pair
-        if pair is not None and (pair.a.shape[0], pair.b.shape[0]) == (cfg.n_vocab, cfg.n_embd)
+        if pair is not None and _fits(pair, (cfg.n_vocab, r := pair.b.shape[-1]), (cfg.n_embd, r))
         else None
         for pair in found
     ]

@@ -18,7 +18,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
-from minfer_jax import gguf_writer, whole_file
+from minfer_jax import whole_file
 from minfer_jax.gguf import GGUFFile
 from minfer_jax.gguf_header import GGUFError, shown
 from minfer_jax.model.config import ModelError, listed
@@ -91,23 +91,43 @@ def write_lora(path: str | Path, adapter: Adapter, architecture: str) -> None:
         architecture: of the model.
 
     Raises:
+        ModelError: it has no pairs, or such as no model takes; nothing is written.
         OSError: it cannot be written there.
     """
     import gguf  # takes time to load
 
-    with whole_file.replacing(Path(path)) as file:
+    halves = {
+        name + end: np.asarray(half, np.float32)
+        for name, pair in adapter.pairs.items()
+        for end, half in zip(ENDS, (pair.a, pair.b), strict=True)
+    }
+    problems = [
+        f"{name} has values that are not finite"
+        for name, half in halves.items()
+        if not np.isfinite(half).all()
+    ]
+    problems += [
+        f"{name} has halves of shapes {list(pair.a.shape)} and {list(pair.b.shape)}"
+        for name, pair in adapter.pairs.items()
+        if pair.b.shape[-1:] != pair.a.shape[1 if name == EMBEDDING else 0 :][:1]
+    ]
+    if not halves:
+        problems.append("it has no pairs")
+    if not math.isfinite(adapter.alpha):
+        problems.append(f"alpha is {adapter.alpha}, expected a finite number")
+    if problems:
+        raise ModelError(f"{path} is not written: {listed(problems)}")
+    with whole_file.replacing(Path(path), shared=True) as file:
         writer = gguf.GGUFWriter(file.name, architecture)
         writer.add_type(gguf.GGUFType.ADAPTER)
         writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
         writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, adapter.alpha)
-        for name, pair in adapter.pairs.items():
-            for end, values in zip(ENDS, (pair.a, pair.b), strict=True):
-                writer.add_tensor(name + end, np.asarray(values, np.float32))
+        for name, half in halves.items():
+            writer.add_tensor(name, half)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
-        gguf_writer.let_others_read(file)
 
 
 def _checked_alpha(file: GGUFFile, base: GGUFFile) -> float:

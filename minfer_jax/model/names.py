@@ -251,13 +251,18 @@ def matching(patterns: str | Iterable[str], known: Sequence[str]) -> list[str]:
         known: all names.
 
     Raises:
-        ValueError: a pattern matches nothing; the message lists the names.
+        ValueError: a pattern is no text, or matches nothing; then the message lists the names.
     """
-    patterns = (patterns,) if isinstance(patterns, str) else tuple(patterns)
-    for pattern in patterns:
+    several = isinstance(patterns, Iterable) and not isinstance(patterns, str | bytes)
+    wanted: tuple = tuple(patterns) if several else (patterns,)
+    for pattern in wanted:
+        if not isinstance(pattern, str):
+            raise ValueError(
+                f"{pattern!r} is no name of a value: a text such as 'blk.*.attn_out' is"
+            )
         if not any(fnmatchcase(name, pattern) for name in known):
             raise ValueError(f"{pattern!r} is no name of a value here; there are {listed(known)}")
-    return [name for name in known if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    return [name for name in known if any(fnmatchcase(name, pattern) for pattern in wanted)]
 
 
 def listed(known: Iterable[str]) -> str:

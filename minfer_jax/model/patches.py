@@ -45,8 +45,11 @@ def resolved(patches: Mapping[str, Patch], known: Sequence[str]) -> dict[str, Pa
     """Patches by full names, each of which one pattern matches.
 
     Raises:
-        ValueError: a pattern matches nothing, or two match one name.
+        ValueError: a pattern matches nothing, or two match one name; it is no mapping.
     """
+    if not isinstance(patches, Mapping):
+        kind = type(patches).__name__
+        raise ValueError(f"patches are {kind}, expected a mapping of names to patches")
     found: dict[str, Patch] = {}
     for pattern, patch in patches.items():
         names = matching(pattern, known)
@@ -120,7 +123,10 @@ def _rows(values: Sequence[Value], n_layer: int, rows: Sequence[int] | None = No
 
 
 def _functions(values: Sequence[Value], patches: Sequence, n_layer: int) -> Functions:
-    distinct = list(dict.fromkeys(patches))
+    try:
+        distinct = list(dict.fromkeys(patches))
+    except TypeError as e:
+        raise ValueError(f"a function in a patch names a program, and cannot: {e}") from None
     rows = [distinct.index(patch) for patch in patches]
     return Functions(rows=_rows(values, n_layer, rows), functions=tuple(distinct))
 
@@ -149,13 +155,21 @@ def _stacked(values: Sequence[Value], arrays: Sequence, dtype: str) -> Array:
 
 
 def _asarray(array: object, dtype: str) -> Array:
+    """Real numbers: what only becomes some (None a NaN, complex ones half of them) is refused."""
+    whole = dtype == "int32"  # a choice of experts
+    kinds = (jnp.bool_, jnp.integer) if whole else (jnp.bool_, jnp.integer, jnp.floating)
     try:
-        return jnp.asarray(array, dtype)
-    except (TypeError, ValueError):
-        kind = type(array).__name__
-        raise ValueError(
-            f"a patch is {kind}, expected an array, a function, Replace or Add"
-        ) from None
+        found = array if isinstance(array, jax.Array) else np.asarray(array)
+        if any(jnp.issubdtype(found.dtype, kind) for kind in kinds):
+            return jnp.asarray(found, dtype)
+    except (TypeError, ValueError):  # a list of lists of several lengths
+        found = None
+    is_array = isinstance(array, np.ndarray | jax.Array)
+    given = f"{found.dtype}{list(found.shape)}" if is_array and found is not None else ""
+    raise ValueError(
+        f"a patch is {given or type(array).__name__}, expected an array{' of integers' * whole}, a "
+        "function, Replace or Add"
+    )
 
 
 def fitting(value: Value, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -150,6 +150,12 @@ def _prompt(embeddings: Float[Array, "B P D"] | None) -> dict[str, Patch]:
 def known_values(
     params: Params, cfg: ModelConfig, shape: tuple[int, ...], kv_state: KVState
 ) -> dict[str, Value]:
-    """All values of a call with ids of this shape on such a state."""
+    """All values of a call with ids of this shape on such a state.
+
+    Raises:
+        ValueError: the ids are not [B, T].
+    """
+    if len(shape) != 2:
+        raise ValueError(f"token_ids have shape {list(shape)}, expected [B, T]")
     full, sliding = (held.shape[1] for held in kv_state.positions)
     return values(params, cfg, batch=shape[0], t=shape[1], slots=(full, sliding))
