@@ -40,6 +40,7 @@ from minfer_jax.bench_tests import BenchTest, all_tests, measure
 from minfer_jax.command import guarded, leave, say, with_flags
 from minfer_jax.context import N_CTX, EngineError
 from minfer_jax.gguf import GGUFFile, open_gguf
+from minfer_jax.gguf_header import one_line
 from minfer_jax.language_model import LanguageModel, from_file
 from minfer_jax.model.load import read_model_config
 from minfer_jax.whole_file import check_apart
@@ -117,7 +118,7 @@ def _peers(options: Options) -> list[Peer]:
 
 def _load(file: GGUFFile, options: Options, n_ctx: int) -> tuple[LanguageModel, float]:
     """The model, and the seconds that loading it took."""
-    say(f"Loading model: {file.path} ...")
+    say(f"Loading model: {one_line(str(file.path))} ...")
     begin = time.perf_counter()
     with metadata_report.loading_bar(file) as bar:
         model = from_file(

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from minfer_jax.bench_table import Row
+from minfer_jax.gguf_header import one_line
 from minfer_jax.plotting import figure, save
 
 _STAGES = {"trace": "#8fb8de", "lower": "#4f86c6", "compile": "#1f4e8c"}
@@ -55,7 +56,7 @@ def draw(rows: Sequence[Row], path: Path, *, title: str) -> None:
         axes.grid(axis="x", alpha=0.3)
         axes.set_axisbelow(True)
     seconds.legend(frameon=False, fontsize=8)
-    picture.suptitle(title, fontsize=11, parse_math=False)
+    picture.suptitle(one_line(title), fontsize=11, parse_math=False)
     save(picture, path)
 
 

@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from minfer_jax.gguf_header import one_line
+
 FORMATS = ("md", "csv", "json")
 _DIGITS = 2  # after the point, of every float
 
@@ -41,7 +43,7 @@ def render(rows: Sequence[Row], columns: Columns, output: str) -> str:
 
 def _markdown(rows: Sequence[Row], columns: Columns) -> str:
     cells = [list(columns), *([cell(row) for cell in columns.values()] for row in rows)]
-    cells = [[text.replace("|", "\\|") for text in line] for line in cells]
+    cells = [[one_line(text).replace("|", "\\|") for text in line] for line in cells]
     widths = [max(3, *map(len, column)) for column in zip(*cells, strict=True)]
     lines = []
     for line in cells:

@@ -34,6 +34,7 @@ from minfer_jax.divergence import joined
 from minfer_jax.draft_model import check_same_vocabulary
 from minfer_jax.engine import Engine
 from minfer_jax.gguf import GGUFFile, open_gguf
+from minfer_jax.gguf_header import one_line
 from minfer_jax.language_model import LanguageModel, from_file
 from minfer_jax.model.load import read_model_config
 from minfer_jax.perplexity import Window, run, whole_text, windows
@@ -148,7 +149,7 @@ def _windows(options: Options, tokenizer: Tokenizer, most: int) -> list[Window]:
 def _load(
     file: GGUFFile, spec: Spec, tokenizer: Tokenizer, n_ctx: int, chunk: int
 ) -> LanguageModel:
-    say(f"Loading model: {file.path} ({spec.name}) ...")
+    say(f"Loading model: {one_line(f'{file.path} ({spec.name})')} ...")
     with metadata_report.loading_bar(file) as bar:
         return from_file(
             file,

@@ -188,7 +188,7 @@ def spec(name: str) -> Spec:
             break
         model, chosen[kind] = rest, word
     if rest and kind in chosen:
-        raise UsageError(f"{name!r}: {word!r} is a second one after {chosen[kind]!r}; give one")
+        raise UsageError(f"{name!r}: {word!r} and {chosen[kind]!r}: give one of them")
     if rest and word.isidentifier() and not (model.startswith("hf:") or os.path.exists(model)):
         known = [word for words in _CHOICES.values() for word in words]
         raise UsageError(

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from minfer_jax.compare_report import Comparison
+from minfer_jax.gguf_header import one_line
 from minfer_jax.plotting import figure, save
 
 _LEAST = 1e-12  # what a logarithmic axis shows of 0
@@ -23,7 +24,7 @@ def draw(found: Comparison, path: Path) -> None:
     rows = 1 if found.layers is None else 2
     picture, axes = figure(rows, 1, size=(9.0, 0.4 + 3.0 * rows))
     axes = np.atleast_1d(axes)
-    names = [model["name"] for model in found.models]
+    names = [one_line(model["name"]) for model in found.models]
     picture.suptitle(f"A: {names[0]}    B: {names[1]}", parse_math=False)
     kl = np.maximum(found.positions.kl[0], _LEAST)
     mean = float(found.positions.kl[0].mean())

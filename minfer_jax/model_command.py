@@ -8,6 +8,7 @@ from absl import logging
 from minfer_jax import device, host, metadata_report, sources
 from minfer_jax.command import say
 from minfer_jax.gguf import GGUFFile, open_gguf
+from minfer_jax.gguf_header import one_line
 from minfer_jax.language_model import LanguageModel, from_file
 from minfer_jax.model.config import ModelConfig
 from minfer_jax.model.load import read_model_config
@@ -35,7 +36,7 @@ def opened(options: ModelOptions) -> tuple[GGUFFile, ModelConfig]:
     if options.seed_drawn:
         say(f"Seed: {options.sampling.seed}")
     path = _path(options)
-    say(f"Loading model: {path} ...")
+    say(f"Loading model: {one_line(str(path))} ...")
     file = open_gguf(path)
     size = sum(part.stat().st_size for part in file.parts)
     say(f"File: {size} bytes ({size / 1e6:.1f} MB) in {len(file.parts)} part(s)")

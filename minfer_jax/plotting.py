@@ -1,6 +1,7 @@
 """matplotlib, which only pictures need: loaded when the first is drawn, without a display."""
 
 import io
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,8 @@ def save(picture: Any, path: Path) -> None:
         OSError: the file cannot be written.
     """
     data = io.BytesIO()
-    picture.savefig(data, format=path.suffix.lower().lstrip("."), dpi=150)
+    with warnings.catch_warnings():  # a name may have signs that the font lacks: boxes are drawn
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        picture.savefig(data, format=path.suffix.lower().lstrip("."), dpi=150)
     with replacing(path, durable=False, shared=True) as file:
         file.write(data.getvalue())

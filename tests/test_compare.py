@@ -124,8 +124,7 @@ def test_options(tmp_path):
         (["a", "b", "--json", "."], "'.' is a folder"),
         (["a", "b", "--json", "/dev/null"], "--json: '/dev/null' is a pipe, socket or device"),
         (["a", "b", "--plot", ""], "--plot: '' is no name"),
-        (["a@highest@f16@default", "b"], "is no precision"),
-        (["a@f16@f32", "b"], "'f16' is a second one after 'f32'; give one"),
+        (["a@f16@f32", "b"], "'f16' and 'f32': give one of them"),
         (["a", "b", "--text", "x", "-f", "y"], "--file and --text: give one of them"),
         (["a", "b", "-f", "nothere.txt"], "the text file 'nothere.txt' does not exist"),
     ],
@@ -244,6 +243,17 @@ def test_what_would_be_lost(run, folder, words):
     assert (found.status, found.out) == (1, "")
     assert "would be" in found.err.splitlines()[-1] and "Loading" not in found.err
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_names_that_a_terminal_would_obey(run, folder, tmp_path):
+    pytest.importorskip("matplotlib")
+    name = "n\nl\x1b[31m\u6a21.gguf"
+    (folder / name).write_bytes((folder / "a.gguf").read_bytes())
+    found = run(name, "a.gguf", "--text", TEXT, "--nolayers", "--plot", tmp_path / "o.png")
+    (folder / name).unlink()
+    assert found.status == 0 and "\x1b" not in found.out + found.err
+    assert found.out.splitlines()[2].startswith("| A: n\\nl\\x1b[31m\u6a21.gguf |")
+    assert len(found.err.splitlines()) == 2
 
 
 def test_files_are_written_where_nobody_reads_the_table(folder, tmp_path, monkeypatch):
