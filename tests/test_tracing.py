@@ -180,7 +180,7 @@ def test_a_text_in_words(language_model: LanguageModel):
 
 
 class _Unhashable:
-    __hash__ = None
+    __hash__ = None  # pyright: ignore
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return x
