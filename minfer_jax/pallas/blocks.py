@@ -19,7 +19,9 @@ Config = TypeVar("Config")
 @functools.cache
 def table() -> dict[str, dict[str, dict[str, dict[str, int]]]]:
     """Device kind -> kernel -> case -> fields of its Config that differ from the default."""
-    return json.loads(resources.files("minfer_jax.pallas").joinpath("blocks.json").read_text("utf-8"))
+    return json.loads(
+        resources.files("minfer_jax.pallas").joinpath("blocks.json").read_text("utf-8")
+    )
 
 
 def chosen(kernel: str, case: str, default: Config) -> Config:
