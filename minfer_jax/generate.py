@@ -5,6 +5,7 @@ Standard output carries the generated text alone; everything else goes to standa
 
 import dataclasses
 import gc
+import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,7 @@ if __name__ == "__main__":  # Ctrl-C during the imports below ends it without a 
 
 from absl import app
 
+from minfer_jax import dumps
 from minfer_jax.command import guarded, keep_arguments, leave, say, shown, with_flags
 from minfer_jax.context import check_prompt_fits
 from minfer_jax.engine import Engine
@@ -53,6 +55,8 @@ def main(argv: Sequence[str]) -> int:
 
 def _run(options: Options) -> int:
     common = options.common
+    told = dumps.asked(os.environ)
+    _check_dumps(told, options)
     if common.prompt is not None:
         _check_prompt(common.prompt)  # nothing is fetched or read for no prompt
     file, cfg = opened(common)
@@ -67,7 +71,25 @@ def _run(options: Options) -> int:
     if options.samples > 1:
         return _reported(model.engine, _samples(model, prompt, options))
     extra = {} if draft is None else {"draft": _drafter(model, draft, options)}
-    return _reported(model.engine, _answer(model, tokenizer, ids, options, extra))
+    status = _reported(model.engine, _answer(model, tokenizer, ids, options, extra))
+    if told.rerun:
+        dumps.write(model, told, prompt, ids, _run_after(model.engine, len(ids)))
+    return status
+
+
+def _check_dumps(told: dumps.Dumps, options: Options) -> None:
+    """Refuse what cannot be told of a run."""
+    if told.rerun and (options.samples > 1 or options.context_shift):
+        name = "samples" if options.samples > 1 else "context-shift"
+        raise UsageError(
+            f"{dumps.TRACE} and {dumps.DUMP} tell of one whole text: leave out --{name}"
+        )
+
+
+def _run_after(engine: Engine, n_prompt: int) -> list[int]:
+    """The tokens that were run after the prompt: not the last, unless another was drawn after it."""
+    drawn = engine.tokens[n_prompt : engine.n_ctx]
+    return drawn[:-1] if engine.stats.finish_reason == "length" else drawn
 
 
 def _of_draft(options: Options) -> ModelOptions:
