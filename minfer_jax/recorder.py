@@ -76,7 +76,7 @@ class Recorder:
         self.n_slots = min(max(CHUNK, 1 << (n_tokens - 1).bit_length()), n_ctx)
         self.n_rows = 0
         self._params, self._cfg, self._summed = params, of_context(cfg, n_ctx), summed
-        make = partial(kv.init, self._cfg, self.n_slots, chunk=self.n_slots)
+        self._new = make = partial(kv.init, self._cfg, self.n_slots, chunk=self.n_slots)
         self._state = make()
         self._programs = Programs(self._cfg, jax.eval_shape(make))
         self._calls: dict[int, _Call] = {}
@@ -98,6 +98,10 @@ class Recorder:
         shown = self.known(self._rows_of(t))
         known = {name: value for name, value in found.items() if name in shown}
         return graph_of(self._params, self._cfg, known, kind=kind, t=t, n_slots=n_slots)
+
+    def reset(self) -> None:
+        """Begin another text, with the programs that are there."""
+        self._state, self.n_rows = self._new(), 0
 
     def prompt(self, ids: Int[np.ndarray, " T"]) -> Step:
         """Run the tokens that a text begins with."""

@@ -137,6 +137,12 @@ LAYERS = (
     "compare_flags compare_report",
     "compare_plot",
     "compare",
+    "viz.hub viz.stored viz.flags",
+    "viz.inspector viz.routes",
+    "viz.live",
+    "viz.loading",
+    "viz",
+    "viz.__main__",
     "__main__",
     "",  # minfer_jax itself
 )
