@@ -1,9 +1,9 @@
 """What environment variables ask to be told of a run, as minfer knows them.
 
     MINFER_TRACE=FILE       a trace as JSON, see `trace_file`
-    MINFER_GRAPH_DUMP=DIR   little-endian float32 after the prompt (prefill) and the last token (decode)
-        logits_<tag>.f32    [V] of the last row
-        kv<layer>k_<tag>.f32, kv<layer>v_<tag>.f32    [T, K, H] by position, as the cache rounds them
+    MINFER_GRAPH_DUMP=DIR   little-endian float32, after the prompt (prefill) and the last token
+                            (decode): logits_<tag>.f32 [V], of the last row; kv<layer>k_<tag>.f32
+                            and kv<layer>v_<tag>.f32 [T, K, H], by position, as the cache has them
     MINFER_TIMING=1         a line about the time that decoding takes
 
 The run itself is as ever. When it has ended, its text is run once more, with its values laid open:
@@ -19,10 +19,12 @@ from pathlib import Path
 import numpy as np
 
 from minfer_jax.command import say
+from minfer_jax.draw_time import seconds_a_draw, timing_line
+from minfer_jax.graph_dump import backend_of
 from minfer_jax.graph_text import graph_json
 from minfer_jax.language_model import LanguageModel
-from minfer_jax.programs import platform_of
 from minfer_jax.recorder import Recorder, Step
+from minfer_jax.sampling import WINDOW_EXTENDED, SamplingParams
 from minfer_jax.trace_file import Phase, trace_pieces
 from minfer_jax.usage import UsageError
 from minfer_jax.whole_file import check_writable, replacing
@@ -74,6 +76,14 @@ def _check(name: str, path: Path) -> None:
         check_writable(path)
     except OSError as e:
         raise UsageError(f"{name}: cannot write {path}: {e.strerror or e}") from None
+
+
+def tell_timing(model: LanguageModel, sampling: SamplingParams) -> None:
+    """Say how much of decoding's time the sampler took, which is measured by itself."""
+    stats = model.stats
+    recent = model.engine.tokens[-WINDOW_EXTENDED:]
+    drawing = seconds_a_draw(sampling, recent, model.cfg.n_vocab) if stats.n_generated else 0.0
+    say(timing_line(stats.n_generated, stats.decode_seconds, drawing))
 
 
 def write(
@@ -140,7 +150,7 @@ class _Rerun:
             return Phase(kind=kind, graph={}, ids={}, steps=steps)
         recorder, model = self._recorder, self._model
         graph = recorder.graph(kind, t)
-        shown = graph_json(graph, model.file.path.name, backend_of(model))
+        shown = graph_json(graph, model.file.path.name, backend_of(model.params))
         return Phase(kind=kind, graph=shown, ids=graph.ids, steps=steps)
 
     def _prompt(self) -> Iterator[tuple[Step, str]]:
@@ -172,12 +182,6 @@ class _Rerun:
         say(f"[graph dump] {tag} ids: {' '.join(str(i) for i in list(ids)[:8])}")
         path = folder / f"logits_{tag}.f32"
         say(f"[graph dump] wrote {path} ({step.logits.size} elems)")
-
-
-def backend_of(model: LanguageModel) -> str:
-    """Where a model runs, in minfer's words: cpu, cuda or metal."""
-    platform = platform_of(model.params).lower()
-    return "cuda" if platform == "gpu" else platform
 
 
 @contextlib.contextmanager

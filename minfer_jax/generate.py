@@ -23,6 +23,7 @@ from minfer_jax.context import check_prompt_fits
 from minfer_jax.engine import Engine
 from minfer_jax.generate_flags import Options, conversation, help_all, help_text, parse
 from minfer_jax.gguf import GGUFFile
+from minfer_jax.graph_dump import write_graphs
 from minfer_jax.json_lines import sample_line, token_line
 from minfer_jax.language_model import LanguageModel
 from minfer_jax.model.config import MAX_POSITIONS
@@ -57,6 +58,7 @@ def _run(options: Options) -> int:
     common = options.common
     told = dumps.asked(os.environ)
     _check_dumps(told, options)
+    options.graph.check()
     if common.prompt is not None:
         _check_prompt(common.prompt)  # nothing is fetched or read for no prompt
     file, cfg = opened(common)
@@ -68,10 +70,15 @@ def _run(options: Options) -> int:
     say(f"Prompt: {len(ids)} tokens")
     draft = None if options.draft is None else opened(_of_draft(options))[0]
     model = loaded(file, tokenizer, common, max(common.n_ctx, len(ids)))
+    if options.graph.wanted:
+        write_graphs(model, ids, options.graph)
+        return 0
     if options.samples > 1:
         return _reported(model.engine, _samples(model, prompt, options))
     extra = {} if draft is None else {"draft": _drafter(model, draft, options)}
     status = _reported(model.engine, _answer(model, tokenizer, ids, options, extra))
+    if told.timing:
+        dumps.tell_timing(model, common.sampling)
     if told.rerun:
         dumps.write(model, told, prompt, ids, _run_after(model.engine, len(ids)))
     return status
@@ -87,7 +94,7 @@ def _check_dumps(told: dumps.Dumps, options: Options) -> None:
 
 
 def _run_after(engine: Engine, n_prompt: int) -> list[int]:
-    """The tokens that were run after the prompt: not the last, unless another was drawn after it."""
+    """The tokens that were run after the prompt: not the last, if no other was drawn after it."""
     drawn = engine.tokens[n_prompt : engine.n_ctx]
     return drawn[:-1] if engine.stats.finish_reason == "length" else drawn
 
