@@ -40,9 +40,9 @@ def seconds_a_draw(sampling: SamplingParams, recent: list[int], n_vocab: int) ->
     def several(
         logits: Float[Array, "1 V"], state: SamplerState, args: object
     ) -> tuple[Int[Array, " 1"], SamplerState]:
-        def one(_: Array, carry: tuple) -> tuple:
+        def one(turn: Array, carry: tuple) -> tuple:
             # Tied to the last draw, or what depends on the logits alone would be done once for all.
-            token, state, logits = lax.optimization_barrier((*carry, logits_of))
+            _, state, logits = lax.optimization_barrier((*carry, logits_of))
             return draw(logits, state, args)  # pyright: ignore
 
         logits_of = logits

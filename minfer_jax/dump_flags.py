@@ -1,5 +1,14 @@
-"""The flags of `generate` that write down what the model does, instead of running it."""
+"""What may be written down of a run of `generate`. Flags ask for the graph, instead of an answer;
+environment variables, those of minfer, for what an answer has gone through:
 
+    MINFER_TRACE=FILE       a trace as JSON, see `trace_file`
+    MINFER_GRAPH_DUMP=DIR   little-endian float32, after the prompt (prefill) and the last token
+                            (decode): logits_<tag>.f32 [V], of the last row; kv<layer>k_<tag>.f32
+                            and kv<layer>v_<tag>.f32 [T, K, H], by position, as the cache has them
+    MINFER_TIMING=1         a line about the time that decoding takes
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,6 +17,9 @@ from minfer_jax.flag_table import Flag
 from minfer_jax.usage import UsageError
 from minfer_jax.whole_file import check_writable
 
+TRACE, DUMP, TIMING = "MINFER_TRACE", "MINFER_GRAPH_DUMP", "MINFER_TIMING"
+TAGS = ("prefill", "decode")
+LOGITS = "logits_{tag}.f32"
 DUMP_FLAGS = (
     Flag(name="dump-graph", kind=str, text="write the traced model's graph here, for Graphviz"),
     Flag(name="dump-graph-json", kind=str, text="write it here as JSON"),
@@ -45,12 +57,8 @@ class GraphDump:
         Raises:
             UsageError: one cannot.
         """
-        for flag, path in (("dump-graph", self.dot), ("dump-graph-json", self.json)):
-            try:
-                if path is not None:
-                    check_writable(path)
-            except OSError as e:
-                raise UsageError(f"--{flag}: cannot write {path}: {e.strerror or e}") from None
+        _check("--dump-graph", self.dot)
+        _check("--dump-graph-json", self.json)
 
 
 def graph_dump(value: dict[str, Any]) -> GraphDump:
@@ -70,3 +78,53 @@ def graph_dump(value: dict[str, Any]) -> GraphDump:
         json=None if json is None else Path(json),
         xla=value["dump-graph-xla"],
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dumps:
+    """What the environment asks for.
+
+    Attributes:
+        trace: a file, or None.
+        folder: for logits, keys and values, or None.
+        timing: whether a line is wanted.
+    """
+
+    trace: Path | None
+    folder: Path | None
+    timing: bool
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there is anything to tell."""
+        return self.rerun or self.timing
+
+    @property
+    def rerun(self) -> bool:
+        """Whether the text has to be run once more."""
+        return self.trace is not None or self.folder is not None
+
+
+def asked(environ: Mapping[str, str]) -> Dumps:
+    """Read the environment.
+
+    Raises:
+        UsageError: a file cannot be written there.
+    """
+    trace, folder = environ.get(TRACE), environ.get(DUMP)
+    found = Dumps(
+        trace=Path(trace) if trace else None,
+        folder=Path(folder) if folder else None,
+        timing=environ.get(TIMING) == "1",
+    )
+    _check(TRACE, found.trace)
+    _check(DUMP, None if found.folder is None else found.folder / LOGITS.format(tag=TAGS[0]))
+    return found
+
+
+def _check(name: str, path: Path | None) -> None:
+    try:
+        if path is not None:
+            check_writable(path)
+    except OSError as e:
+        raise UsageError(f"{name}: cannot write {path}: {e.strerror or e}") from None

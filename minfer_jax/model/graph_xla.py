@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 
 import jax
+from jax.core import eval_jaxpr
 from jax.extend import core
 from jaxtyping import Array
 
@@ -39,7 +40,7 @@ def named_function(graph: Graph) -> Callable[..., Sequence[Array]]:
             of = list(dict.fromkeys(v for v in eqn.invars if isinstance(v, core.Var)))
             alone = jaxpr.replace(constvars=[], invars=of, outvars=eqn.outvars, eqns=[eqn])
             with jax.named_scope(owner or "none"):
-                out = jax.core.eval_jaxpr(alone, (), *map(read, of))
+                out = eval_jaxpr(alone, (), *map(read, of))
             values |= zip(eqn.outvars, out, strict=True)
         return [read(atom) for atom in jaxpr.outvars]
 
