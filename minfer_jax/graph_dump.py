@@ -60,7 +60,7 @@ def _compiled(model: LanguageModel, graph: Graph) -> Compiled:
     state = jax.eval_shape(partial(kv.init, model.cfg, 1))
     programs = Programs(model.cfg, state)
     program = programs.compile_other("graph", named_function(graph), (*weights, *rest))
-    return instructions(program.as_text(), [node.name for node in graph.nodes])
+    return instructions(program.as_text() or "", [node.name for node in graph.nodes])
 
 
 def _write(path: Path, text: str) -> None:
