@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from minfer_jax.adapter_flags import ADAPTER_FLAGS
 from minfer_jax.flag_table import HELP_ALL, Flag, help_rows
 from minfer_jax.model_flags import (
     ANSWER_FLAGS,
@@ -99,6 +100,7 @@ def help_all() -> str:
         ("The answers", ANSWER_FLAGS),
         ("Sampling", SAMPLING_FLAGS),
         ("The model", LOAD_FLAGS),
+        ("Adapters", ADAPTER_FLAGS),
     )
     return help_of(_TEXT, grouped_help(groups))
 

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from minfer_jax import whole_file
+from minfer_jax import adapters, whole_file
 from minfer_jax.conversation import Conversation, Message
-from minfer_jax.gguf import GGUFFile
+from minfer_jax.language_model import LanguageModel
 from minfer_jax.state_file import StateError
 from minfer_jax.usage import UsageError
 
@@ -105,7 +105,7 @@ class SessionFile:
         if not state.exists():
             return ""
         try:
-            model.engine.load_state(state, _identity(model.file))
+            model.engine.load_state(state, _identity(model))
             held, n = conversation.n_held()
         except ValueError as e:
             return f"the messages will be run again: {e}"
@@ -124,7 +124,7 @@ class SessionFile:
         belongs = bool(known) and tuple(tokens[: len(known)]) == known
         try:
             if belongs and size <= _MOST_STATE:
-                engine.save_state(state, _identity(conversation.model.file))
+                engine.save_state(state, _identity(conversation.model))
             else:
                 state.unlink(missing_ok=True)
         except OSError as e:
@@ -173,10 +173,10 @@ def _keep_copy(path: Path) -> str:
     return f"a copy is {copy}"
 
 
-def _identity(file: GGUFFile) -> str:
-    """Of the model's file on this machine; its digest would take as long as reading all of it."""
+def _identity(model: LanguageModel) -> str:
+    """Of the model's file on this machine, whose digest would take long, and of its adapters."""
     digest = hashlib.sha256()
-    for part in file.parts:
+    for part in model.file.parts:
         stat = part.stat()
         digest.update(f"{part.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
-    return digest.hexdigest()
+    return digest.hexdigest() + adapters.identity(model.adapters)

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from minfer_jax.adapter_flags import ADAPTER_FLAGS
 from minfer_jax.dump_flags import DUMP_FLAGS, GraphDump, graph_dump
 from minfer_jax.flag_table import HELP_ALL, Flag, help_rows
 from minfer_jax.model_flags import (
@@ -58,6 +59,7 @@ _GROUPS = (  # as --help-all lists them
     ("What the answer must be, and what is told of it", OUTPUT_FLAGS),
     ("Sampling", SAMPLING_FLAGS),
     ("The model", LOAD_FLAGS),
+    ("Adapters", ADAPTER_FLAGS),
     ("Speculation", DRAFT_FLAGS),
     ("What the model does, written down instead of an answer", DUMP_FLAGS),
 )

@@ -54,6 +54,13 @@ def uint32_record(key: str, value: int) -> bytes:
     return _string(key) + struct.pack("<II", UINT32, value)
 
 
+def let_others_read(file: IO[bytes]) -> None:
+    """Gives a file of `whole_file.replacing` the permissions of one that was made plainly."""
+    mask = os.umask(0)  # there is no other way to read it
+    os.umask(mask)
+    os.chmod(file.name, 0o666 & ~mask)
+
+
 def _string(text: str) -> bytes:
     data = text.encode("utf-8", "surrogateescape")
     return struct.pack("<Q", len(data)) + data
@@ -74,11 +81,9 @@ def written(path: Path, size: int) -> Iterator[IO[bytes]]:
         free = shutil.disk_usage(path.parent).free
         if free < size:
             raise OSError(0, f"{size / 1e6:.0f} MB are needed and {free / 1e6:.0f} MB are free")
-        mask = os.umask(0)  # there is no other way to read it
-        os.umask(mask)
         with whole_file.replacing(path) as file:
             yield file
             file.truncate(size)
-            os.chmod(file.name, 0o666 & ~mask)
+            let_others_read(file)
     except OSError as e:
         raise OSError(f"{path} cannot be written: {e.strerror or e}") from e

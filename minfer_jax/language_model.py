@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minfer_jax import compile_cache, memory, sources
+from minfer_jax import adapters, compile_cache, memory, sources
+from minfer_jax.adapters import Adapters, Scales
 from minfer_jax.context import CHUNK, MAX_TOKENS, N_CTX, EngineError
 from minfer_jax.draft_model import USUAL, DraftModel, check_same_vocabulary
 from minfer_jax.engine import Engine
@@ -44,13 +45,21 @@ class LanguageModel:
         tokenizer: None where the file holds none that is known; then only the token-level calls
             work.
         file: the open GGUF file.
+        adapters: what was added to its weights, and the scales.
     """
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer | None, file: GGUFFile) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer | None,
+        file: GGUFFile,
+        added: Adapters = adapters.NONE,
+    ) -> None:
         """See `load`."""
         self.engine = engine
         self.tokenizer = tokenizer
         self.file = file
+        self.adapters = added
 
     @property
     def params(self) -> Params:
@@ -66,6 +75,20 @@ class LanguageModel:
     def stats(self) -> RunStats:
         """What the latest run did."""
         return self.engine.stats
+
+    def set_scales(self, lora: Scales | None = None, control_vectors: Scales | None = None) -> None:
+        """Change how much adapters count, from the next run on. Nothing is compiled for it.
+
+        What is held of the latest text is run anew, as other weights give other keys and values.
+
+        Args:
+            lora, control_vectors: scales by the names that `load` was given; others stay.
+
+        Raises:
+            ValueError: there is no such adapter, or a scale is no finite number.
+        """
+        self.adapters = adapters.rescaled(self.adapters, lora or {}, control_vectors or {})
+        self.engine.params = adapters.with_own_scales(self.adapters, self.engine.params)
 
     def generate_tokens(
         self, token_ids: Sequence[int], max_tokens: int = MAX_TOKENS, **options: Any
@@ -87,21 +110,26 @@ class LanguageModel:
             ValueError: nothing was run yet (EngineError), or the file cannot be written
                 (StateError).
         """
-        self.engine.save_state(path, self._digest)
+        self.engine.save_state(path, self._identity)
 
     def load_state(self, path: str | Path) -> None:
         """Restore what `save_state` wrote; `continue_tokens` and `continue_stream` then go on.
 
         Raises:
-            ValueError: the file is damaged, or of another model, cache type or precision
-                (StateError); there is no memory for it (EngineError).
+            ValueError: the file is damaged, or of another model, cache type, precision or other
+                adapters or scales (StateError); there is no memory for it (EngineError).
         """
-        self.engine.load_state(path, self._digest)
+        self.engine.load_state(path, self._identity)
 
     @functools.cached_property
     def _digest(self) -> str:
         """Of the model's file; it takes some time, so only where it is needed."""
         return self.file.sha256()
+
+    @property
+    def _identity(self) -> str:
+        """What a saved state is bound to: it has the keys and values of these weights."""
+        return self._digest + adapters.identity(self.adapters)
 
     def logits(self, token_ids: Sequence[int], chunk: int | None = None) -> np.ndarray:
         """See `Engine.logits`."""
@@ -140,8 +168,8 @@ class LanguageModel:
         """
         if model.engine is self.engine:
             raise EngineError("a model cannot draft for itself: load a smaller one beside it")
-        vocabs = [m._known_tokenizer().vocab.tokens for m in (self, model)]
-        check_same_vocabulary(*vocabs)
+        tokens, drafts = (m._known_tokenizer().vocab.tokens for m in (self, model))
+        check_same_vocabulary(tokens, drafts)
         return DraftModel(model.engine, most)
 
     def stream(
@@ -337,6 +365,9 @@ def load(
     prefill_chunk: int = CHUNK,
     kernels: str = "auto",
     steps_per_dispatch: int | None = None,
+    lora: Scales | None = None,
+    control_vectors: Scales | None = None,
+    control_layers: tuple[int, int] | None = None,
     on_bytes: Callable[[int], None] = lambda n: None,
 ) -> LanguageModel:
     """Load a model.
@@ -353,11 +384,16 @@ def load(
             a CUDA device, to lower its programs elsewhere.
         steps_per_dispatch: tokens that one call draws, 1 to 16; None for as many as take some
             40 ms. The tokens are the same.
+        lora: LoRA adapters: GGUF files, or references to such, to the scale of each.
+        control_vectors: control vectors likewise.
+        control_layers: the first and the last layer, counted from 0, that they count in; None for
+            all that they have.
         on_bytes: called with the size of each weight that was read, for a progress bar.
 
     Raises:
         ValueError: one line: the reference leads nowhere (SourceError), the file is broken
-            (GGUFError), or cannot be run (ModelError), or an argument is out of range.
+            (GGUFError), or cannot be run (ModelError), or an argument is out of range; an adapter
+            is none, or does not fit (ModelError).
     """
     file = open_gguf(sources.resolve(model))
     return from_file(
@@ -368,6 +404,9 @@ def load(
         prefill_chunk=prefill_chunk,
         kernels=kernels,
         steps_per_dispatch=steps_per_dispatch,
+        lora=lora,
+        control_vectors=control_vectors,
+        control_layers=control_layers,
         on_bytes=on_bytes,
     )
 
@@ -381,15 +420,21 @@ def from_file(
     prefill_chunk: int = CHUNK,
     kernels: str = "auto",
     steps_per_dispatch: int | None = None,
+    lora: Scales | None = None,
+    control_vectors: Scales | None = None,
+    control_layers: tuple[int, int] | None = None,
     tokenizer: Tokenizer | None = None,
     on_bytes: Callable[[int], None] = lambda n: None,
 ) -> LanguageModel:
     """As `load`, from an open file; a tokenizer that is already built is used as it is."""
     memory.share_arenas()
     compile_cache.enable()
+    added = adapters.opened(lora or {}, control_vectors or {}, control_layers)
+    add = adapters.checked(added, file)
     cfg, params = load_model(
         file, precision=precision, cache_type=cache_type, kernels=kernels, on_bytes=on_bytes
     )
+    params = add(params, cfg)
     if tokenizer is None:
         try:
             tokenizer = Tokenizer.from_gguf(file)
@@ -404,4 +449,4 @@ def from_file(
         steps_per_dispatch=steps_per_dispatch,
         n_known=known,
     )
-    return LanguageModel(engine, tokenizer, file)
+    return LanguageModel(engine, tokenizer, file, added)

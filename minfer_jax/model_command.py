@@ -82,10 +82,16 @@ def loaded(
             prefill_chunk=options.prefill_chunk,
             kernels=options.kernels,
             steps_per_dispatch=options.steps_per_dispatch,
+            lora=options.lora,
+            control_vectors=options.control_vectors,
+            control_layers=options.control_layers,
             tokenizer=tokenizer,
             on_bytes=bar,
         )
     say(f"Loaded: {model.cfg.n_layer} layers")
+    for kind, files in (("LoRA", options.lora), ("Control vector", options.control_vectors)):
+        for name, scale in files.items():
+            say(f"{kind}: {name} x {scale:g}")
     say("Model loaded.")
     if options.meta:
         say(metadata_report.memory(model.engine))

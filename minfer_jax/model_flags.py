@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minfer_jax import flag_table, presets, sources
+from minfer_jax.adapter_flags import ADAPTER_FLAGS, control_layers, scales
 from minfer_jax.burst import BURST
 from minfer_jax.context import CHUNK, MAX_TOKENS, N_CTX
 from minfer_jax.device import DEVICES
@@ -120,7 +121,7 @@ LOAD_FLAGS = (
         main=True,
     ),
 )
-MODEL_FLAGS = (*ANSWER_FLAGS, *SAMPLING_FLAGS, *LOAD_FLAGS)
+MODEL_FLAGS = (*ANSWER_FLAGS, *SAMPLING_FLAGS, *LOAD_FLAGS, *ADAPTER_FLAGS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +147,8 @@ class ModelOptions:
         kernels: one of `kernels.CHOICES`.
         steps_per_dispatch: tokens that one call draws, or None for some 40 ms of them.
         meta: show metadata and memory.
+        lora, control_vectors: the scale of each, by file.
+        control_layers: the first and the last layer that control vectors count in, or None.
     """
 
     model: str
@@ -165,6 +168,9 @@ class ModelOptions:
     kernels: str
     steps_per_dispatch: int | None
     meta: bool
+    lora: dict[str, float]
+    control_vectors: dict[str, float]
+    control_layers: tuple[int, int] | None
 
 
 def read(table: Sequence[Flag], argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
@@ -241,6 +247,9 @@ def model_options(value: dict[str, Any], positional: Sequence[str]) -> ModelOpti
         kernels=value["kernels"],
         steps_per_dispatch=value["steps-per-dispatch"],
         meta=value["meta"],
+        lora=scales("lora", value["lora"]),
+        control_vectors=scales("control-vector", value["control-vector"]),
+        control_layers=control_layers(value["control-vector-layer-range"]),
     )
 
 

@@ -173,7 +173,13 @@ def _read(
 
 def _other(name: str, found: object, wanted: str) -> str:
     """What is said of an identity that is not the one wanted; two digests would tell nothing."""
-    if _HASH.fullmatch(wanted):
+    (own, added, _), (theirs, more, _) = (text.partition(" + ") for text in (wanted, str(found)))
+    if own == theirs and (added or more):
+        return (
+            f"saved with the same {name} file, but not with the adapters and scales of now: "
+            "load it as it was then"
+        )
+    if _HASH.fullmatch(own):
         return (
             f"saved with another {name} file, or before this one was changed: "
             "give that one to go on from there"

@@ -31,6 +31,9 @@ COMMON = ModelOptions(
     kernels="auto",
     steps_per_dispatch=None,
     meta=False,
+    lora={},
+    control_vectors={},
+    control_layers=None,
 )
 DEFAULTS = Options(
     common=COMMON,

@@ -12,7 +12,7 @@ from minfer_jax.model import kv_state as kv
 from minfer_jax.model import rope
 from minfer_jax.model.attention import Scoring, attend, plain_attention
 from minfer_jax.model.config import LayerSpec, ModelConfig
-from minfer_jax.model.layers import added, side_by_side
+from minfer_jax.model.layers import added, side_by_side, steered
 from minfer_jax.model.mlp import mlp
 from minfer_jax.model.params import LayerParams
 from minfer_jax.model.tap import Values, normed
@@ -215,6 +215,7 @@ def _finish(
     else:
         source, norm = normed(tap, "ffn_norm", y, p.ffn_norm)
     y = mlp(source, positions, norm, p.mlp, cfg, post=p.post_ffn_norm, plus=y, tap=tap)
+    y = steered(y, p.steering)
     return y if tap is None else tap("residual", y)
 
 

@@ -1,5 +1,6 @@
 """The static description of a model."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from minfer_jax.model.rope import RopeSpec
@@ -10,6 +11,12 @@ MAX_POSITIONS = 2**31 - 1  # positions are int32
 
 class ModelError(ValueError):
     """The file cannot be run: a key or tensor is missing, wrong or unsupported. One line."""
+
+
+def listed(problems: Sequence[str]) -> str:
+    """All that is wrong, in the line of a ModelError; of many the first ones."""
+    more = f" (and {len(problems) - 8} more)" if len(problems) > 8 else ""
+    return "; ".join(problems[:8]) + more
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from minfer_jax.model import kv_state as kv
 from minfer_jax.model.block import Place, can_step, mix, step, store
 from minfer_jax.model.config import LayerSpec, ModelConfig
 from minfer_jax.model.kv_state import KVState
-from minfer_jax.model.layers import linear
+from minfer_jax.model.layers import adapted_rows, linear
 from minfer_jax.model.names import OF_LAYERS
 from minfer_jax.model.params import LayerParams, Params, pick
 from minfer_jax.model.tap import Kept, Tap, Values, normed
@@ -188,6 +188,8 @@ def _forward(
         return x, k, v, kept if values is None else values.kept
 
     x = xla.rows(params.token_embd, token_ids.reshape(-1)).reshape(*token_ids.shape, cfg.n_embd)
+    if params.embd_lora is not None:
+        x = x + adapted_rows(token_ids, params.embd_lora)
     x = x * jnp.float32(cfg.embedding_scale)
     if cfg.embedding_norm:
         x = rms_norm(x, jnp.ones(cfg.n_embd, jnp.float32), cfg.norm_eps)

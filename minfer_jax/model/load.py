@@ -19,7 +19,7 @@ from minfer_jax.gguf import GGUFFile
 from minfer_jax.model import block_tensors, kv_state, maps, registry, rope
 from minfer_jax.model import precision as precisions
 from minfer_jax.model.archs.base import Arch, original_context, read_config
-from minfer_jax.model.config import ModelConfig, ModelError
+from minfer_jax.model.config import ModelConfig, ModelError, listed
 from minfer_jax.model.keys import Keys
 from minfer_jax.model.params import Linear, Params
 from minfer_jax.model.tensors import Tensors
@@ -127,8 +127,7 @@ def _load_params(t: Tensors, cfg: ModelConfig, arch: Arch) -> Params:
     for i in range(cfg.n_layer):
         block_tensors.check(t, f"blk.{i}.", cfg, arch)
     if t.problems:
-        more = f" (and {len(t.problems) - 8} more)" if len(t.problems) > 8 else ""
-        raise ModelError("; ".join(t.problems[:8]) + more)
+        raise ModelError(listed(t.problems))
     _warn_of_unused(t)
 
     frequencies = _rope_frequencies(t, cfg)
@@ -140,7 +139,7 @@ def _load_params(t: Tensors, cfg: ModelConfig, arch: Arch) -> Params:
         token_embd=token_embd,
         groups=tuple(block_tensors.load(t, layers, cfg, arch) for layers in groups),
         output_norm=_output_norm(t, cfg, arch),
-        output=Linear(weight=head, **extras),
+        output=Linear(weight=head, scale=extras.get("scale"), bias=extras.get("bias")),
         rope=frequencies,
         order=_order(groups),
     )

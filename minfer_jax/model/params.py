@@ -13,12 +13,45 @@ from minfer_jax.quant.qtensor import QTensor
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
+class Lora:
+    """What adapters add to a map W x: B (scale * A x) (Hu et al. 2021). See `lora.with_lora`.
+
+    Attributes:
+        a: A, float32 [R, K]; of the embedding [V, R], one row a token.
+        b: B, float32 [N, R].
+        scale: float32 [R], of the adapter that each of the R ranks belongs to.
+        ranks: how many ranks each adapter has, in their order; R in all.
+    """
+
+    a: Array
+    b: Array
+    scale: Array
+    ranks: tuple[int, ...] = field(metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class Steering:
+    """What control vectors add to the residual after a layer: scale @ directions.
+
+    Attributes:
+        directions: float32 [vectors, D].
+        scale: float32 [vectors].
+    """
+
+    directions: Array
+    scale: Array
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
 class Linear:
-    """weight [N, K]; optional scale [1] or [N], applied before the optional bias [N]."""
+    """weight [N, K]; optional scale [1] or [N], lora and bias [N], which come in this order."""
 
     weight: QTensor
     scale: Array | None = None
     bias: Array | None = None
+    lora: Lora | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -88,6 +121,7 @@ class LayerParams:
             are q | k | v or, where attention has a gate, q | k | v | gate.
         gated: whether it has.
         sinks: [N], a logit of each head that takes part in the softmax and has no value; or None.
+        steering: what control vectors add after the block, or None.
     """
 
     attn_norm: Norm | None
@@ -101,6 +135,7 @@ class LayerParams:
     mlp: Mlp | Experts
     post_ffn_norm: Norm | None
     gated: bool = field(metadata={"static": True})
+    steering: Steering | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -123,6 +158,7 @@ class Params:
         output: [V, D]; its weight is `token_embd` itself where the file ties them.
         rope: frequencies, float32 [pairs] each; LayerSpec.rope picks one.
         order: static; (group, index) of every layer.
+        embd_lora: what adapters add to the embeddings, or None.
     """
 
     token_embd: QTensor
@@ -131,6 +167,7 @@ class Params:
     output: Linear
     rope: tuple[Array, ...]
     order: tuple[tuple[int, int], ...] = field(metadata={"static": True})
+    embd_lora: Lora | None = None
 
     @property
     def nbytes(self) -> int:
