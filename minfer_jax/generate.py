@@ -17,9 +17,9 @@ if __name__ == "__main__":  # Ctrl-C during the imports below ends it without a 
 
 from absl import app
 
-from minfer_jax import dumps
 from minfer_jax.command import guarded, keep_arguments, leave, say, shown, with_flags
 from minfer_jax.context import check_prompt_fits
+from minfer_jax.dump_flags import DUMP, TRACE, Dumps, asked
 from minfer_jax.engine import Engine
 from minfer_jax.generate_flags import Options, conversation, help_all, help_text, parse
 from minfer_jax.gguf import GGUFFile
@@ -55,8 +55,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _run(options: Options) -> int:
     common = options.common
-    told = dumps.asked(os.environ)
+    told = asked(os.environ)
     _check_dumps(told, options)
+    options.graph.check()
     if common.prompt is not None:
         _check_prompt(common.prompt)  # nothing is fetched or read for no prompt
     file, cfg = opened(common)
@@ -68,28 +69,29 @@ def _run(options: Options) -> int:
     say(f"Prompt: {len(ids)} tokens")
     draft = None if options.draft is None else opened(_of_draft(options))[0]
     model = loaded(file, tokenizer, common, max(common.n_ctx, len(ids)))
+    if options.graph.wanted:
+        from minfer_jax.graph_dump import write_graphs  # which an answer need not wait for
+
+        write_graphs(model, ids, options.graph)
+        return 0
     if options.samples > 1:
-        return _reported(model.engine, _samples(model, prompt, options))
-    extra = {} if draft is None else {"draft": _drafter(model, draft, options)}
-    status = _reported(model.engine, _answer(model, tokenizer, ids, options, extra))
-    if told.rerun:
-        dumps.write(model, told, prompt, ids, _run_after(model.engine, len(ids)))
+        pieces = _samples(model, prompt, options)
+    else:
+        extra = {} if draft is None else {"draft": _drafter(model, draft, options)}
+        pieces = _answer(model, tokenizer, ids, options, extra)
+    status = _reported(model.engine, pieces)
+    if told.wanted:
+        from minfer_jax.dumps import tell  # likewise
+
+        tell(model, told, common.sampling, prompt, ids)
     return status
 
 
-def _check_dumps(told: dumps.Dumps, options: Options) -> None:
+def _check_dumps(told: Dumps, options: Options) -> None:
     """Refuse what cannot be told of a run."""
     if told.rerun and (options.samples > 1 or options.context_shift):
         name = "samples" if options.samples > 1 else "context-shift"
-        raise UsageError(
-            f"{dumps.TRACE} and {dumps.DUMP} tell of one whole text: leave out --{name}"
-        )
-
-
-def _run_after(engine: Engine, n_prompt: int) -> list[int]:
-    """The tokens that were run after the prompt: not the last, unless another was drawn after it."""
-    drawn = engine.tokens[n_prompt : engine.n_ctx]
-    return drawn[:-1] if engine.stats.finish_reason == "length" else drawn
+        raise UsageError(f"{TRACE} and {DUMP} tell of one whole text: leave out --{name}")
 
 
 def _of_draft(options: Options) -> ModelOptions:

@@ -247,7 +247,7 @@ class Programs:
 
     def compile_other(
         self, name: str, function: Callable, arguments: tuple, donated: tuple[int, ...] = ()
-    ) -> Callable:
+    ) -> jax.stages.Compiled:
         """Compile a function that is none of those above; its caller keeps the program.
 
         Args:

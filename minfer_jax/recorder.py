@@ -133,9 +133,9 @@ class Recorder:
         for first in range(0, total, t):
             chunk = ids[first : first + t]
             summary = Summary(
-                first=np.int32(first),
-                n=np.int32(len(chunk)),
-                slots=np.int32(begin + total),
+                first=np.array(first, np.int32),
+                n=np.array(len(chunk), np.int32),
+                slots=np.array(begin + total, np.int32),
                 at=at,
             )
             tap = replace(call.tap, summary=summary) if self._summed else call.tap

@@ -126,7 +126,8 @@ class Tracer:
         known, exact = self._known(params, bucket), self._known(params, t)
         try:
             keep = matching(names, list(known))
-            check_size([known[name] for name in {*keep, "logits"}], MAX_BYTES)
+            every = dict.fromkeys([*keep, "logits"])
+            check_size((known[name] for name in every), MAX_BYTES)
             chosen = {
                 name: _filled(patch, exact[name], known[name])
                 for name, patch in resolved(patches, list(known)).items()
@@ -159,7 +160,7 @@ class Tracer:
         return min(bucket, self._n_ctx)
 
     def _program(self, bucket: int, arguments: tuple) -> Callable[..., tuple[Array, Kept]]:
-        leaves, structure = jax.tree.flatten(arguments[1:])
+        leaves, structure = jax.tree.flatten(arguments)
         key = structure, tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves)
         if key not in self._compiled:
             function = partial(_run, cfg=self._cfg, n_slots=bucket)

@@ -34,8 +34,6 @@ from minfer_jax.model.tap import Tap
 from minfer_jax.quant.qtensor import QTensor
 
 INPUTS = ("token_ids", "positions", "kv_state")
-# The primitive of checkpoint_name, which jax does not give a public name.
-NAME = jax.make_jaxpr(lambda x: checkpoint_name(x, ""))(0.0).jaxpr.eqns[0].primitive
 # What a value is called by, if any of its equations is this; else by its last one.
 _OPS = {
     "ffi_call": "matmul",
@@ -178,7 +176,7 @@ def _read(
         of = [var for var in eqn.invars if isinstance(var, core.Var)]
         found = frozenset().union(*(sources.get(var, ()) for var in of))
         read = frozenset().union(*(weights.get(var, ()) for var in of))
-        if eqn.primitive is NAME:
+        if eqn.primitive.name == "name":
             name = eqn.params["name"]
             value = known[name]
             own = _own(of, made, eqns, owners)
