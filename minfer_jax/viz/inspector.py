@@ -6,7 +6,9 @@ padded to powers of two, so that few programs serve all.
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, UInt8
@@ -37,7 +39,8 @@ class Inspector:
         self._engine = engine
         self._cfg = of_context(engine.cfg, engine.n_ctx)
         self._programs: dict[tuple[Callable, int], Callable] = {}
-        self._latest: tuple[tuple[int, ...], int, np.ndarray] | None = None
+        # Of one text and layer at most: its heads are asked for one by one.
+        self._latest: dict[tuple[tuple[int, ...], int], np.ndarray] = {}
 
     def attention(self, ids: Sequence[int], layer: int, head: int) -> UInt8[np.ndarray, "T T"]:
         """How much each token looks at each, of one head: 255 for all of its attention.
@@ -51,10 +54,10 @@ class Inspector:
             EngineError: there is no such layer or head, or the text is too long.
         """
         self._check_layer(layer)
-        if self._latest is None or self._latest[:2] != (tuple(ids), layer):
-            stack = self._run(_weights, ids, [f"blk.{layer}.weights"])
-            self._latest = tuple(ids), layer, stack
-        stack = self._latest[2]
+        wanted = tuple(ids), layer
+        if wanted not in self._latest:
+            self._latest = {wanted: np.asarray(self._run(_weights, ids, [f"blk.{layer}.weights"]))}
+        stack = self._latest[wanted]
         if not 0 <= head < len(stack):
             raise EngineError(f"head is {head}, expected 0 to {len(stack) - 1}")
         return stack[head, : len(ids), : len(ids)]
@@ -62,14 +65,14 @@ class Inspector:
     def lens(self, ids: Sequence[int]) -> tuple[Int[np.ndarray, "L T"], Float[np.ndarray, "L T"]]:
         """The likeliest token after each layer at each position, and its probability."""
         names = [f"blk.{layer}.residual" for layer in range(self._cfg.n_layer)]
-        found, probabilities = self._run(_lens, ids, names)
+        found, probabilities = map(np.asarray, self._run(_lens, ids, names))
         return found[:, : len(ids)], probabilities[:, : len(ids)]
 
     def _check_layer(self, layer: int) -> None:
         if not 0 <= layer < self._cfg.n_layer:
             raise EngineError(f"layer is {layer}, expected 0 to {self._cfg.n_layer - 1}")
 
-    def _run(self, function: Callable, ids: Sequence[int], names: Sequence[str]):
+    def _run(self, function: Callable, ids: Sequence[int], names: Sequence[str]) -> Any:
         bucket = min(max(SHORTEST, 1 << (len(ids) - 1).bit_length()), self._engine.n_ctx)
         params = self._engine.params
         known = values(params, self._cfg, batch=1, t=bucket, slots=(bucket, bucket))
@@ -82,18 +85,11 @@ class Inspector:
         arguments = params, *padded(np.array(ids, np.int32), 0, bucket), tap
         key = function, bucket
         if key not in self._programs:
-            # Programs of its own, as what is compiled here is nobody's run.
-            compile_other = _of(self._cfg, bucket).compile_other
-            whole = partial(function, cfg=self._cfg, n_slots=bucket)
-            self._programs[key] = compile_other(f"inspect {bucket}", whole, arguments)
-        found = self._programs[key](*arguments)
-        return tuple(map(np.asarray, found)) if isinstance(found, tuple) else np.asarray(found)
-
-
-def _of(cfg: ModelConfig, n_slots: int) -> Programs:
-    import jax
-
-    return Programs(cfg, jax.eval_shape(partial(kv.init, cfg, n_slots, chunk=n_slots)))
+            state = jax.eval_shape(partial(kv.init, self._cfg, bucket, chunk=bucket))
+            self._programs[key] = Programs(self._cfg, state).compile_other(
+                f"inspect {bucket}", partial(function, cfg=self._cfg, n_slots=bucket), arguments
+            )
+        return self._programs[key](*arguments)
 
 
 def _weights(

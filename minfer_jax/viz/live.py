@@ -29,33 +29,11 @@ from minfer_jax.recorder import Recorder, Step
 from minfer_jax.tokenizer import Tokenizer
 from minfer_jax.trace_file import step_json
 from minfer_jax.viz.inspector import Inspector
+from minfer_jax.viz.request import Busy, Request
 
-MAX_TOKENS = 32  # of an answer, unless told
-MOST_TOKENS = 512
 _SHOWN = 16  # tokens of the graph of a prefill
 
 Publish = Callable[[dict[str, Any]], None]
-
-
-class Busy(Exception):
-    """A run is going already."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """What a run is asked for.
-
-    Attributes:
-        prompt: in words; the model's chat template goes around it.
-        max_tokens: of the answer, at most.
-        temperature: of the draw.
-        seed: of the draw; None for one that is drawn.
-    """
-
-    prompt: str
-    max_tokens: int = MAX_TOKENS
-    temperature: float = 0.8
-    seed: int | None = None
 
 
 @dataclass(kw_only=True)
@@ -102,7 +80,7 @@ class Live:
     def graph(self) -> dict[str, Any]:
         """The model's graph, of a prompt and of a token, as minfer's live graph."""
         phases = [
-            {"kind": kind, "graph": graph_json(graph, self.name, backend_of(self._model))}
+            {"kind": kind, "graph": graph_json(graph, self.name, backend_of(self._model.params))}
             for kind, graph in self._known_graphs().items()
         ]
         return {

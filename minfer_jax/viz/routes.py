@@ -15,8 +15,8 @@ name this server as their host, or come from a page that is not its own, are ref
 """
 
 import json
-import math
 import shutil
+import sys
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
 from minfer_jax.viz.hub import Hub, as_json
+from minfer_jax.viz.request import Busy, request_of
 
 if TYPE_CHECKING:
     from minfer_jax.viz.live import Live
@@ -34,11 +35,12 @@ HOST = "127.0.0.1"
 MAX_BODY = 2**20
 _QUIET = 15.0  # seconds after which a listener without events is asked whether it is still there
 _TEXT, _SCRIPT = "text/html; charset=utf-8", "text/javascript; charset=utf-8"
+_SCRIPTS = ("app", "trace", "pane", "graph", "maps")
 _PAGE = {
     "/": ("index.html", _TEXT),
     "/index.html": ("index.html", _TEXT),
     "/style.css": ("style.css", "text/css; charset=utf-8"),
-    **{f"/{name}.js": (f"{name}.js", _SCRIPT) for name in ("app", "trace", "pane", "graph", "maps")},
+    **{f"/{name}.js": (f"{name}.js", _SCRIPT) for name in _SCRIPTS},
     "/favicon.ico": ("favicon.svg", "image/svg+xml"),
 }
 _HEADERS = {
@@ -89,6 +91,8 @@ class VizServer(ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that has gone is no error."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -260,21 +264,8 @@ def _lens(handler: Handler) -> None:
 
 
 def _run(handler: Handler) -> None:
-    from minfer_jax.viz.live import MAX_TOKENS, MOST_TOKENS, Request
-
     body, live = handler.body(), handler.live()
-    prompt = body.get("prompt")
-    if not isinstance(prompt, str) or not prompt.strip():
-        raise Refused(HTTPStatus.BAD_REQUEST, "the prompt is empty")
-    request = Request(
-        prompt=prompt,
-        max_tokens=int(_number(body, "max_tokens", MAX_TOKENS, 0, MOST_TOKENS, whole=True)),
-        temperature=float(_number(body, "temperature", 0.8, 0, 100)),
-        seed=None
-        if body.get("seed") is None
-        else int(_number(body, "seed", 0, 0, 2**31 - 1, True)),
-    )
-    handler.send_json(_made(lambda: live.run(request)))
+    handler.send_json(_made(lambda: live.run(request_of(body))))
 
 
 def _stop(handler: Handler) -> None:
@@ -285,33 +276,17 @@ def _stop(handler: Handler) -> None:
 
 def _made(make: Callable[[], Any]) -> Any:
     """What a model gives, or why it does not."""
-    from minfer_jax.viz.live import Busy
-
     try:
         return make()
     except Busy:
         raise Refused(HTTPStatus.CONFLICT, "a run is going: wait, or stop it") from None
     except ValueError as e:
         raise Refused(HTTPStatus.BAD_REQUEST, str(e)) from None
-
-
-def _number(
-    body: dict[str, Any], name: str, default: float, least: float, most: float, whole: bool = False
-) -> float:
-    found = body.get(name, default)
-    fits = isinstance(found, int) or (not whole and isinstance(found, float))
-    if (
-        not fits
-        or isinstance(found, bool)
-        or not math.isfinite(found)
-        or not least <= found <= most
-    ):
-        kind = "a whole number" if whole else "a number"
-        raise Refused(
-            HTTPStatus.BAD_REQUEST,
-            f"{name} is {str(found)[:40]}, expected {kind} from {least} to {most}",
-        )
-    return found
+    except (MemoryError, RuntimeError) as e:
+        if isinstance(e, MemoryError) or "RESOURCE_EXHAUSTED" in str(e):
+            problem = "out of memory; try a shorter text, or a smaller --n-ctx"
+            raise Refused(HTTPStatus.INSUFFICIENT_STORAGE, problem) from None
+        raise
 
 
 _GET: dict[str, Callable[[Handler], None]] = {
