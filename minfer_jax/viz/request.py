@@ -1,6 +1,5 @@
 """What a run is asked for: read from JSON, and checked."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -57,6 +56,6 @@ def _whole(name: str, found: Any, most: int) -> int:
 
 def _number(name: str, found: Any, most: int) -> float:
     fits = isinstance(found, int | float) and not isinstance(found, bool)
-    if not fits or not math.isfinite(found) or not 0 <= found <= most:
+    if not fits or not 0 <= found <= most:  # which NaN is not
         raise ValueError(f"{name} is {str(found)[:40]}, expected a number from 0 to {most}")
     return float(found)
