@@ -91,4 +91,4 @@ def test_what_is_wrong_is_said_in_a_line(tmp_path: Path, capsys: pytest.CaptureF
     assert [line[:6] for line in told] == ["error:", "error:"]
     assert main(["viz", "--help"]) == 0
     out = capsys.readouterr().out
-    assert "--trace" in out and "--port" in out and max(map(len, out.splitlines())) <= 80
+    assert "--trace" in out and "--port" in out and "--n-predict" not in out

@@ -35,8 +35,8 @@ usage: python -m minfer_jax.viz [flags] [MODEL | --trace FILE]
 
 A page that shows a model at work, for a browser on this machine: every named
 value of every layer as a prompt runs, the tokens with what else was likely,
-attention maps, and what the model would say after each layer. FILE is a trace
-that MINFER_TRACE=FILE python -m minfer_jax.generate has written. MODEL is a GGUF
+attention maps, and what the model would say after each layer. FILE is a trace,
+as MINFER_TRACE=FILE has python -m minfer_jax.generate write it. MODEL is a GGUF
 file, a cached name, or an alias ({aliases}) [{default}].
 Ctrl-C ends it.
 
