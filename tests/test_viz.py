@@ -306,7 +306,7 @@ def test_nothing_was_run_yet(live: Live):
     fresh = Live(live._model, live._tokenizer, lambda event: None)
     with pytest.raises(ValueError, match="nothing was run yet"):
         fresh.lens()
-    assert fresh._lock.acquire(blocking=False)
+    assert fresh._run_lock.acquire(blocking=False)
     with pytest.raises(Busy):
         fresh.lens()
 

@@ -66,12 +66,14 @@ class Live:
         self._inspector = Inspector(model.engine)
         self._recorder: Recorder | None = None
         self._graphs: dict[str, Graph] = {}
-        self._lock, self._stop = threading.Lock(), threading.Event()
+        # A run holds both. Others wait for what computes, but not for a run.
+        self._run_lock, self._computing = threading.Lock(), threading.Lock()
+        self._stop = threading.Event()
 
     @property
     def running(self) -> bool:
         """Whether a run is going."""
-        return self._lock.locked()
+        return self._run_lock.locked()
 
     def stop(self) -> None:
         """End the run that is going, after its next token."""
@@ -98,16 +100,22 @@ class Live:
             Busy: a run is going.
             ValueError: the prompt or a value cannot be run.
         """
-        if not self._lock.acquire(blocking=False):
+        if not self._run_lock.acquire(blocking=False):
             raise Busy
+        end: dict[str, Any] = {"type": "error", "error": "the run has failed"}
         try:
             self._stop.clear()
-            return self._run(request)
-        except Exception as e:
-            self._publish({"type": "error", "error": str(e)})
+            with self._computing:
+                told = self._run(request)
+            reason, n = told["finish_reason"], told["completion_tokens"]
+            end = {"type": "finish", "reason": reason, "tokens": n, "text": told["text"]}
+        except ValueError as e:
+            end["error"] = str(e)
             raise
         finally:
-            self._lock.release()
+            self._run_lock.release()
+            self._publish(end)  # now that whoever hears it may ask for more
+        return told
 
     def attention(self, layer: int, head: int) -> bytes:
         """A head's attention in the latest run's text, [T, T] bytes, row by row.
@@ -128,14 +136,12 @@ class Live:
         }
 
     def _inspected(self, look: Callable[[list[int]], Any]) -> Any:
-        if not self._lock.acquire(blocking=False):
+        if self.running:
             raise Busy
-        try:
+        with self._computing:
             if not self.tokens:
                 raise EngineError("nothing was run yet: run a prompt first")
             return look(self.tokens)
-        finally:
-            self._lock.release()
 
     def _run(self, request: Request) -> dict[str, Any]:
         model, told = self._model, _Told()
@@ -167,7 +173,6 @@ class Live:
                 break
         reason = "stopped" if self._stop.is_set() else model.stats.finish_reason
         text, n = "".join(told.texts), len(self.tokens) - len(ids)
-        self._publish({"type": "finish", "reason": reason, "tokens": n, "text": text})
         return {"ok": True, "text": text, "finish_reason": reason, "completion_tokens": n}
 
     def _drawn(self, pieces: Iterator[str], n_prompt: int, told: _Told) -> Iterator[int]:

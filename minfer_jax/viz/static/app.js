@@ -3,16 +3,16 @@
 import { graphView, nodeView } from "/graph.js";
 import { attentionView, lensView } from "/maps.js";
 import { el } from "/pane.js";
-import { Run, visible } from "/trace.js";
+import { Phase, Run, visible } from "/trace.js";
 
 const MOST_BYTES = 2 ** 29; // of a trace file
 const ROW = 26; // pixels of a step in the list
 const $ = (id) => document.getElementById(id);
 
 const state = {
-  run: null, node: null, chosen: -1, colour: "samples", graph: null, model: null,
+  run: null, node: null, chosen: -1, colour: "samples", graph: null, structure: null, model: null,
   step() { return this.run?.steps[this.chosen] ?? null; },
-  phase() { return this.step()?.phase ?? this.run?.phases.at(-1) ?? null; },
+  phase() { return this.step()?.phase ?? this.run?.phases.at(-1) ?? (this.run ? null : this.structure); },
   layers() { return this.phase()?.layers || 1; },
   heads() {
     const phase = this.phase(), slot = phase?.byName.get("blk.0.weights");
@@ -79,13 +79,11 @@ function chooseStep(index) {
   colours(); changed();
 }
 
-const told = (one) => (one.text === null ? `#${one.id}` : visible(one.text) || `#${one.id}`);
-
 function showTop() {
   const step = state.step();
   if (!step) { $("top").replaceChildren(el("p", { className: "empty", textContent: "Nothing yet." })); return; }
   const rows = step.top.map((one) => el("div", { className: "choice" },
-    el("span", { textContent: told(one) }),
+    el("span", { textContent: state.run.shown(one.id) }),
     el("div", { className: "bar" }, el("i", { style: { width: `${one.p * 100}%` } })),
     el("span", { className: "number", textContent: `${(one.p * 100).toFixed(1)} %` })));
   const what = step.token === null ? "after the prompt" : `after “${visible(step.text)}”`;
@@ -103,8 +101,8 @@ function showSteps() {
     const step = steps[i];
     rows.push(el("div", { className: "step", id: `step-${i}`, role: "option", ariaSelected: String(i === state.chosen), title: `entropy ${step.entropy.toFixed(2)} bits`, style: { top: `${i * ROW}px` }, onclick: () => pick(i) },
       el("span", { className: "number", textContent: i }),
-      el("span", { textContent: step.token === null ? "(prompt)" : visible(step.text) || `#${step.token}` }),
-      el("span", { className: "then", textContent: step.top.length ? `→ ${told(step.top[0])}` : "" }),
+      el("span", { textContent: step.token === null ? "(prompt)" : state.run.shown(step.token) }),
+      el("span", { className: "then", textContent: step.top.length ? `→ ${state.run.shown(step.top[0].id)}` : "" }),
       el("div", { className: "bar" }, el("i", { style: { width: `${Math.min(100, step.entropy * 10)}%` } }))));
   }
   list.replaceChildren(space, ...rows);
@@ -156,7 +154,7 @@ const events = {
     if (!state.run?.phases.length) return;
     const run = state.run, step = (pending ?? run.newStep()).finish(e);
     pending = null;
-    run.steps.push(step);
+    run.add(step);
     if (step.token !== null) { run.tokens.push([step.token, step.text]); run.answer += step.text; }
     say(`running: ${run.steps.length - 1} tokens drawn`);
     if ($("follow").checked || state.chosen < 0) chooseStep(run.steps.length - 1);
@@ -264,6 +262,8 @@ async function start() {
     say("reading the graph …");
     state.graph = await (await fetch("/viz/graph")).json();
     state.model = info.model;
+    state.structure = new Phase("decode", state.graph.phases.at(-1).graph);
+    attention.limits(); changed();
     listen();
     say(info.running ? "a run is going" : "idle");
     busy(info.running);

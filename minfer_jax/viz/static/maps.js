@@ -1,7 +1,7 @@
 // What the server computes of the latest run when it is asked: attention maps and the logit lens.
 
 import { Pane, css, el, heat, sized } from "/pane.js";
-import { visible } from "/trace.js";
+import { seen, visible } from "/trace.js";
 
 const MOST_SMALL = 192; // tokens of a text whose heads are all drawn small
 
@@ -157,7 +157,7 @@ export function lensView(state, parts) {
           g.fillStyle = dark ? "#ffffff" : "#14161a";
           g.globalAlpha = id === lens.ids[last][column] ? 1 : 0.85;
           g.font = `${id === lens.ids[last][column] ? "600 " : ""}11.5px ${mono}`;
-          g.fillText(visible(lens.text[id]).slice(0, 10), v.x(column) + 5, v.y(row) + v.height / 2);
+          g.fillText(seen(lens.text[id], id).slice(0, 10), v.x(column) + 5, v.y(row) + v.height / 2);
           g.globalAlpha = 1;
         }
       }
@@ -182,7 +182,7 @@ export function lensView(state, parts) {
   function tell(row, column) {
     if (!lens) return;
     const layer = lens.ids.length - 1 - row, id = lens.ids[layer][column];
-    parts.told.textContent = `after layer ${layer}, at ${column} “${visible(state.run.tokens[column][1])}”: “${visible(lens.text[id])}” with ${(lens.probabilities[layer][column] * 100).toFixed(1)} %`;
+    parts.told.textContent = `after layer ${layer}, at ${column} “${visible(state.run.tokens[column][1])}”: “${seen(lens.text[id], id)}” with ${(lens.probabilities[layer][column] * 100).toFixed(1)} %`;
   }
 
   async function ask() {

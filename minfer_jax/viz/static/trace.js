@@ -3,7 +3,7 @@
 const SAMPLES = 64;
 
 /** One phase: a graph, and where each of its nodes stands in a table of layers and names. */
-class Phase {
+export class Phase {
   constructor(kind, graph) {
     this.kind = kind;
     this.nodes = graph.nodes;
@@ -86,6 +86,7 @@ function atLeast(top) {
 export class Run {
   constructor(model, prompt) {
     this.model = model; this.prompt = prompt; this.tokens = [];
+    this.texts = new Map(); // of token ids, as far as they are known
     this.phases = []; this.steps = []; this.answer = ""; this.live = false; this.finished = false;
   }
 
@@ -108,7 +109,7 @@ export class Run {
           const slot = phase.slot.get(node.id);
           if (slot !== undefined) step.put(slot, node);
         }
-        run.steps.push(step.finish(one));
+        run.add(step.finish(one));
       }
     }
     run.answer = run.steps.map((step) => step.text).join("");
@@ -138,10 +139,25 @@ export class Run {
     };
   }
 
+  add(step) {
+    this.steps.push(step);
+    if (step.token !== null) this.texts.set(step.token, step.text);
+    for (const one of step.top) if (one.text !== null) this.texts.set(one.id, one.text);
+  }
+
+  /** A token as it can be seen. */
+  shown(id) { return seen(this.texts.get(id) ?? "", id); }
+
   newStep() { return new Step(this.phases.at(-1)); }
 }
 
-/** Text of a token as it can be seen. */
+/** Text of a token as it can be seen; its number where there is nothing to see. */
+export function seen(text, id) {
+  const found = visible(text);
+  return found.trim() ? found : `#${id}`;
+}
+
+/** Text with its white space. */
 export function visible(text) {
   return text.replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/ /g, "·");
 }
