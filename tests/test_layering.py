@@ -266,7 +266,13 @@ def test_the_reader_needs_numpy_only():
 
 
 @pytest.mark.parametrize(
-    ("folder", "ends"), [(PACKAGE, (".py",)), ("tests", (".py",)), (PACKAGE, (".cpp", ".h"))]
+    ("folder", "ends"),
+    [
+        (PACKAGE, (".py",)),
+        ("tests", (".py",)),
+        ("scripts", (".py",)),
+        (PACKAGE, (".cpp", ".h")),
+    ],
 )
 def test_no_file_is_long(folder: str, ends: tuple[str, ...]):
     lengths = {

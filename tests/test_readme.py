@@ -16,8 +16,11 @@ from pathlib import Path
 import pytest
 
 from minfer_jax import sources
+from minfer_jax.gguf import open_gguf
+from minfer_jax.model.lora_file import map_shapes, write_lora
 from minfer_jax.sources import cached
 from tests.helpers import tiny_models
+from tests.helpers.tiny_adapters import random_adapter
 
 pytestmark = pytest.mark.usefixtures("cache_of_commands")
 
@@ -32,6 +35,7 @@ NOT_RUN = {
     "python -m minfer_jax.generate [flags]": "the form of a command",
     "python -m minfer_jax.generate --cnv": "is `chat`, which runs",
     "python -m minfer_jax.generate --device gpu": "needs a GPU",
+    "python -m minfer_jax.chat smollm2 --control-vector": "the tiny model's one layer takes none",
     "| ": "what bench prints",
 }
 
@@ -42,10 +46,13 @@ FILES = {
     "model-F16.gguf": None,
     "prompt.txt": "Why is the sky blue?\r\n",
     "questions.txt": "Who are you?\nWhy?\n",
+    "text.txt": "hello world, hello again. " * 8,
 }
+ADAPTERS = ("style.gguf", "facts.gguf")
 SHORTER = {  # said last, so that these count
     "generate": ["-n", "4"],
     "chat": ["-n", "4"],
+    "compare": ["--n-ctx", "32"],
     "bench": ["-p", "4", "-n", "2", "-d", "0", "-r", "1"],
 }
 SILENT = ("quantize", "models")  # on standard output; `models rm` for one
@@ -114,6 +121,9 @@ def place(tmp_path, monkeypatch, tiny) -> Path:
             shutil.copy(tiny, tmp_path / name)
         else:
             (tmp_path / name).write_bytes(text.encode())
+    shapes = map_shapes(open_gguf(tiny), "blk.*.attn_[qv].weight")
+    for name in ADAPTERS:
+        write_lora(tmp_path / name, random_adapter(shapes), "llama")
     monkeypatch.chdir(tmp_path)
     for variable in ("MINFER_MODEL_DIR", "HF_HOME", "HF_HUB_CACHE", "OLLAMA_MODELS"):
         monkeypatch.setenv(variable, str(tmp_path / "cache" / variable))
@@ -137,7 +147,7 @@ def test_the_lists_are_of_what_there_is():
     assert len(python_blocks()) >= 3
     for start in NOT_RUN:
         assert any(line.startswith(start) for line in lines()), start
-    for name in (*MODELS, *FILES):
+    for name in (*MODELS, *FILES, *ADAPTERS):
         assert name in README, name
 
 

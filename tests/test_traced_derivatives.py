@@ -95,7 +95,7 @@ def test_gradients_are_those_of_finite_differences(packed: tuple[ModelConfig, Pa
         noise = rng.standard_normal(own.shape).astype(np.float32)
         direction = own / size + 0.3 * noise / np.linalg.norm(noise)
         moved = {**{k: jnp.zeros_like(v) for k, v in zeros.items()}, name: jnp.asarray(direction)}
-        step = 0.02 * min(1.0, 1.0 / size)
+        step = 0.02 * min(1.0, 1.0 / float(size))
         expected = slope(loss, zeros, moved, step)
         assert float(np.vdot(own, direction)) == pytest.approx(expected, rel=2e-2), name
 

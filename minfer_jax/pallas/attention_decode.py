@@ -101,6 +101,8 @@ def case(q: Float[Array, "B T N H"], k: Cache, v: Cache, dtype: str) -> str:
     return f"{heads} {tiles.cache_kind(k)} {dtype} tokens {batch}x{t}"
 
 
+# Traced and lowered once for a shape, however many layers call it.
+@functools.partial(jax.jit, static_argnames=("scoring", "config", "interpret"))
 def attention(
     q: Float[Array, "B T N H"],
     k: Cache,

@@ -83,6 +83,8 @@ def default(m: int, w: QTensor, dtype: str) -> Config:
     return Config(rows=rows, tiles=tiles, columns=columns, warps=warps)
 
 
+# Traced and lowered once for a shape, however many layers call it.
+@functools.partial(jax.jit, static_argnames=("dtype", "config", "interpret"))
 def matmul(
     x: Float[Array, "M K"],
     w: QTensor,

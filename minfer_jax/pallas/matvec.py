@@ -83,7 +83,7 @@ def default(m: int, w: QTensor) -> Config:
     the units at a time and the split are as large as they can be without padding too much.
     """
     count, tiles = unpack.rows(w, _SPREAD), unpack.tiles(w)
-    units = next((size for size in (32, 16) if -count % size <= count // 8), 8)
+    units = next((size for size in (32, 16, 8) if -count % size <= count // 8), 4)
     steps = -(-count // units)
     own = min((64 if m <= 4 else 32) // units, unpack.power_below(max(1, tiles * steps // 256)))
     own = min(own, unpack.power_below(tiles))
@@ -92,6 +92,8 @@ def default(m: int, w: QTensor) -> Config:
     return Config(tiles=own, units=units, split=split)
 
 
+# Traced and lowered once for a shape, however many layers call it.
+@functools.partial(jax.jit, static_argnames=("config", "interpret"))
 def matvec(
     x: Float[Array, "M K"],
     w: QTensor,

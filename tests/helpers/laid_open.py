@@ -18,9 +18,10 @@ from minfer_jax.model.traced import forward_traced
 from tests.helpers.tiny_models import load, run, tiny_model
 
 T = 9
-TOKENS = np.array([[(11 * i * i + 5 * i + 2) % 96 for i in range(T)]], np.int32)
-OTHERS = np.array([[(7 * i * i + 3 * i + 1) % 96 for i in range(T)]], np.int32)
-POSITIONS = np.arange(T, dtype=np.int32)[None]
+# Any: numpy's arrays, where jax's are asked for.
+TOKENS: Any = np.array([[(11 * i * i + 5 * i + 2) % 96 for i in range(T)]], np.int32)
+OTHERS: Any = np.array([[(7 * i * i + 3 * i + 1) % 96 for i in range(T)]], np.int32)
+POSITIONS: Any = np.arange(T, dtype=np.int32)[None]
 # Largest difference of values that are the same but for the order of sums. Measured: 2e-5.
 CLOSE = 2e-4
 
