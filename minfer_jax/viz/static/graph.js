@@ -38,7 +38,7 @@ export function graphView(box, state, choose) {
   function draw(g, v) {
     const phase = state.phase(), step = state.step(), colour = scale();
     const name = state.colour, [text, muted, panel] = ["--text", "--muted", "--panel"].map(css);
-    const gap = v.width > 24 ? 4 : v.width > 14 ? 3 : 1;
+    const gap = v.width > 24 ? 4 : v.width > 14 ? 3 : 2;
     const most = name === "samples" || !step ? null : rowReach(phase, step, name);
     for (let row = v.firstRow; row < v.endRow; row++) {
       for (let column = v.firstColumn; column < v.endColumn; column++) {
@@ -63,9 +63,10 @@ export function graphView(box, state, choose) {
     g.textAlign = "center";
     for (let column = v.firstColumn; column < v.endColumn; column++) {
       const label = phase.columns[column], own = state.node !== null && phase.cells[state.node]?.[1] === column;
-      if (v.x(column) < LEFT - v.width / 2 || !(own || Number.isNaN(Number(label)) || Number(label) % every === 0)) continue;
+      if (v.x(column) < LEFT - v.width / 2 || !(own || Number.isNaN(Number(label)) || (Number(label) % every === 0 && (column > 1 || every === 1)))) continue;
       g.fillStyle = own ? text : muted;
-      g.fillText(label, v.x(column) + v.width / 2, TOP / 2 + 1);
+      const half = g.measureText(label).width / 2; // the last one stays inside
+      g.fillText(label, Math.min(v.x(column) + v.width / 2, Math.max(v.w - half - 2, LEFT + half)), TOP / 2 + 1);
     }
   }
 

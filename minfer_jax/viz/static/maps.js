@@ -33,7 +33,7 @@ export function attentionView(state, parts) {
       if (why()) return why();
       if (!maps.has(key())) return problem || "Computing …";
       const [left, top] = [92, 16];
-      const size = Math.max(1, Math.min((Math.min(w - left, h - top) - 6) / t(), 34));
+      const size = Math.max(0.5, Math.min((Math.min(w - left, h - top) - 6) / t(), 34));
       return { columns: t(), rows: t(), width: size, height: size, left, top };
     },
     draw: (g, v) => {
@@ -153,12 +153,10 @@ export function lensView(state, parts) {
           const rgb = colours[Math.round(p * p * 200)];
           g.fillStyle = `rgb(${rgb.join(" ")})`;
           g.fillRect(v.x(column), v.y(row), v.width - 1, v.height - 1);
-          const dark = rgb[0] * 0.3 + rgb[1] * 0.59 + rgb[2] * 0.11 < 135;
+          const dark = rgb[0] * 0.3 + rgb[1] * 0.59 + rgb[2] * 0.11 < 145;
           g.fillStyle = dark ? "#ffffff" : "#14161a";
-          g.globalAlpha = id === lens.ids[last][column] ? 1 : 0.85;
           g.font = `${id === lens.ids[last][column] ? "600 " : ""}11.5px ${mono}`;
           g.fillText(seen(lens.text[id], id).slice(0, 10), v.x(column) + 5, v.y(row) + v.height / 2);
-          g.globalAlpha = 1;
         }
       }
       g.strokeStyle = css("--pos"); g.lineWidth = 2;
