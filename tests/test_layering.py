@@ -145,6 +145,7 @@ LAYERS = (
     "viz.hub viz.stored viz.flags viz.request viz.inspector",
     "viz.live",
     "viz.routes viz.loading",
+    "viz.start",
     "viz",
     "viz.__main__",
     "__main__",

@@ -202,8 +202,9 @@ def test_attention_and_lens_of_the_latest_run(server: VizServer, live: Live):
 def test_two_runs_compile_as_much_as_one(live: Live):
     live.run(Request(prompt=PROMPT, max_tokens=3))
     recorder = live._recorder
+    assert recorder is not None
     live.run(Request(prompt=PROMPT, max_tokens=5))
-    assert live._recorder is recorder is not None
+    assert live._recorder is recorder
     assert [c.name for c in recorder.compiles] == [recorder.compiles[0].name, "record 1"]
 
 

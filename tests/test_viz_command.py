@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from minfer_jax.usage import UsageError
-from minfer_jax.viz import stored
-from minfer_jax.viz.__main__ import main
+from minfer_jax.viz import main, stored
 from minfer_jax.viz.flags import N_CTX, PORT, parse
 from minfer_jax.viz.stored import TraceError, check_trace
 
