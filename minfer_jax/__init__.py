@@ -15,11 +15,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from minfer_jax.conversation import Conversation
     from minfer_jax.language_model import LanguageModel, load
+    from minfer_jax.model.patches import Add, Replace
+    from minfer_jax.tracing import Trace
 
 _FROM = {
     "load": "language_model",
     "LanguageModel": "language_model",
     "Conversation": "conversation",
+    "Add": "model.patches",
+    "Replace": "model.patches",
+    "Trace": "tracing",
 }
 _MODULES = frozenset(
     {
@@ -38,7 +43,7 @@ _MODULES = frozenset(
     }
 )
 
-__all__ = ["Conversation", "LanguageModel", "load"]
+__all__ = ["Add", "Conversation", "LanguageModel", "Replace", "Trace", "load"]
 
 
 def __getattr__(name: str) -> ModuleType | object:

@@ -9,7 +9,7 @@ prompt that begins alike prefills only the rest, and the run can be continued, o
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,6 +33,7 @@ from minfer_jax.context import (
 from minfer_jax.logit_rows import logit_rows
 from minfer_jax.model.config import MAX_POSITIONS, ModelConfig
 from minfer_jax.model.params import Params
+from minfer_jax.model.patches import Patch
 from minfer_jax.programs import Compile, Recipe, all_logits, prefill, program_name
 from minfer_jax.prompt_lookup import drafter_of
 from minfer_jax.run_options import Drawn, TokenConstraint, Watch, checked_options
@@ -41,6 +42,7 @@ from minfer_jax.runner import Runner
 from minfer_jax.sampling import SamplingParams
 from minfer_jax.session import Expected, Session, Snapshot, identity_of, latest, to_parts
 from minfer_jax.speculation import Drafter
+from minfer_jax.tracing import Patched, Trace, Tracer
 
 T = TypeVar("T")
 
@@ -94,6 +96,7 @@ class Engine:
             steps_per_dispatch=steps_per_dispatch,
             n_known=known,
         )
+        self._tracer = Tracer(cfg, self.n_ctx, self._runner.buckets, self._runner.programs)
         self._session: Session | None = None
 
     def generate_tokens(
@@ -287,6 +290,30 @@ class Engine:
             raise EngineError(f"chunk is {chunk}, expected 1 to {longest}")
         self.forget()
         return logit_rows(self._runner, ids, chunk)
+
+    def trace(self, token_ids: Sequence[int], names: str | Iterable[str]) -> Trace:
+        """A text's intermediate values, and its logits; what the engine holds is left alone.
+
+        Args:
+            token_ids: at most n_ctx.
+            names: what to keep, such as "blk.*.attn_out": one pattern or several, as of fnmatch.
+                The names, and what each value is, are in `model.names`.
+
+        Raises:
+            EngineError: as for `logits`; a pattern matches nothing; the values are too large.
+        """
+        return self.patch({}).trace(token_ids, names)
+
+    def patch(self, patches: Mapping[str, Patch]) -> Patched:
+        """This model with some of its values replaced, or edited: see `tracing.Patched`.
+
+        Args:
+            patches: by patterns, as for `trace`: arrays, functions, `Replace` or `Add`.
+
+        Raises:
+            EngineError: a pattern matches nothing, or two match one name.
+        """
+        return self._tracer.patched(self.params, patches, self._checked)
 
     @property
     def stats(self) -> RunStats:

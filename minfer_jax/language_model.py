@@ -2,7 +2,8 @@
 
 import functools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from minfer_jax.gguf import GGUFFile, open_gguf
 from minfer_jax.model.config import ModelConfig
 from minfer_jax.model.load import load_model
 from minfer_jax.model.params import Params
+from minfer_jax.model.patches import Patch
 from minfer_jax.prompt import Messages, encode_prompt
 from minfer_jax.run_stats import RunStats
 from minfer_jax.sampling import SamplingParams
@@ -25,6 +27,7 @@ from minfer_jax.stop_strings import StopStrings
 from minfer_jax.stream_decoder import StreamDecoder
 from minfer_jax.text_options import breaking_tokens, token_options
 from minfer_jax.tokenizer import Tokenizer, TokenizerError
+from minfer_jax.tracing import Patched, Trace
 
 if TYPE_CHECKING:
     from minfer_jax.constraint import Vocabulary
@@ -131,6 +134,15 @@ class LanguageModel:
     def logits(self, token_ids: Sequence[int], chunk: int | None = None) -> np.ndarray:
         """See `Engine.logits`."""
         return self.engine.logits(token_ids, chunk)
+
+    def trace(self, text: str | Sequence[int], names: str | Iterable[str]) -> Trace:
+        """See `Engine.trace`; a text goes to the model as it is, without a chat template."""
+        return self.patch({}).trace(text, names)
+
+    def patch(self, patches: Mapping[str, Patch]) -> Patched:
+        """See `Engine.patch`; what it gives takes texts as `trace` does."""
+        encode = functools.partial(self.encode_prompt, template=False)
+        return replace(self.engine.patch(patches), encode=encode)
 
     def encode_prompt(
         self, prompt: str | Messages, *, system: str | None = None, template: bool | None = None

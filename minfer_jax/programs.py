@@ -243,6 +243,23 @@ class Programs:
             if path and not cached:
                 program_cache.save(path, program)
         self._programs[name] = program
+        self._note(name, begin, cached)
+
+    def compile_other(self, name: str, function: Callable, arguments: tuple) -> Callable:
+        """Compile a function that is none of those above; its caller keeps the program.
+
+        Args:
+            name: that it is noted by.
+            function: what a trace runs; the first argument is the weights.
+            arguments: such as it will be called with.
+        """
+        begin, hits = time.perf_counter(), _cache_hits
+        options = _COMPILER_OPTIONS.get(platform_of(arguments[0]))
+        program = jax.jit(function, compiler_options=options).lower(*arguments).compile()
+        self._note(name, begin, _cache_hits > hits)
+        return program
+
+    def _note(self, name: str, begin: float, cached: bool) -> None:
         seconds = time.perf_counter() - begin
         self.compiles.append(Compile(name=name, seconds=seconds, cached=cached))
         memory.trim()

@@ -121,7 +121,7 @@ def test_the_kernels_for_a_cpu_are_in_no_other_program(choice: str, tmp_path: Pa
     data = tiny_models.tiny_model("llama", n_layer=1, weight_type="Q4_0")
     programs = traced(tmp_path, data, precision="highest", kernels=choice)
     for text in lowered(programs["decode"], CUDA, METAL):
-        assert "minfer_" not in text
+        assert "custom_call @minfer_" not in text  # Pallas ones have the path of their source
 
 
 def product(ggml_type: int, n_rows: int) -> jax.stages.Traced:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from minfer_jax.model.tap import Values
 from minfer_jax.pallas import attention_decode, attention_prefill
 from minfer_jax.pallas.scoring import NEVER, Scoring, capped, seen, visible_blocks
 from minfer_jax.quant import kernels
@@ -191,11 +192,12 @@ def plain_attention(
     k_positions: Int[Array, "B S"],
     sinks: Float[Array, " N"] | None,
     scoring: Scoring,
+    tap: Values | None = None,
 ) -> Float[Array, "B T N Hv"]:
     """What `attend` computes of one layer, k [B, K, S, H] and v [B, K, S, Hv].
 
     In float32, whatever `scoring.dtype` says, and with the whole [T, S] matrix of scores;
-    differentiable.
+    differentiable. A tap gets the scores, -inf where masked, and what the softmax makes of them.
     """
     b, t, n, h = q.shape
     heads_kv, h_v = k.shape[1], v.shape[3]
@@ -203,10 +205,20 @@ def plain_attention(
     k, v = floats(k, "float32"), floats(v, "float32")
     sees = mask(q_positions, k_positions, scoring.window)[:, None, None]  # B 1 1 T S
     scores = _dot("btkgh,bksh->bkgts", q, k) * jnp.float32(scoring.scale)
-    scores = jnp.where(sees, capped(scores, scoring.softcap), NEVER)
+    scores = capped(scores, scoring.softcap)
+    if tap is not None:
+        scores = _named(tap, "scores", jnp.where(sees, scores, -jnp.inf))
+    scores = jnp.where(sees, scores, NEVER)
     if sinks is not None:
         column = sinks.reshape(1, heads_kv, -1, 1, 1)
         scores = jnp.concatenate([scores, jnp.broadcast_to(column, (*scores.shape[:4], 1))], -1)
     weights = jax.nn.softmax(scores, axis=-1)[..., : k.shape[2]]
     weights = jnp.where(sees, weights, 0.0)
+    if tap is not None:
+        weights = _named(tap, "weights", weights)
     return _dot("bkgts,bksh->btkgh", weights, v).reshape(b, t, n, h_v)
+
+
+def _named(tap: Values, name: str, x: Float[Array, "B K G T S"]) -> Float[Array, "B K G T S"]:
+    """What belongs to a query's head, under its name as [B, N, T, S]."""
+    return tap(name, x.reshape(x.shape[0], -1, *x.shape[3:])).reshape(x.shape)

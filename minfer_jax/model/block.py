@@ -1,18 +1,21 @@
 """One transformer block, driven by the configuration and by which weights are there."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float, Int
 
 from minfer_jax.model import kv_state as kv
 from minfer_jax.model import rope
-from minfer_jax.model.attention import Scoring, attend
+from minfer_jax.model.attention import Scoring, attend, plain_attention
 from minfer_jax.model.config import LayerSpec, ModelConfig
-from minfer_jax.model.layers import linear, side_by_side, steered
+from minfer_jax.model.layers import added, side_by_side, steered
 from minfer_jax.model.mlp import mlp
 from minfer_jax.model.params import LayerParams
+from minfer_jax.model.tap import Values, normed
 from minfer_jax.quant import kernels
 from minfer_jax.quant.cache import Cache
 from minfer_jax.quant.native import calls
@@ -31,6 +34,8 @@ class Place:
         held: int32 [B, S], the position that each slot holds once they are there.
         rope: index of the rotation in ModelConfig.ropes; None for none.
         freq: float32 [pairs], its frequencies.
+        tap: gets each value by its name (`model.names`), or None: then values that a kernel can
+            pass by never exist.
     """
 
     spec: LayerSpec
@@ -40,6 +45,7 @@ class Place:
     held: Int[Array, "B S"]
     rope: int | None
     freq: Float[Array, " pairs"] | None
+    tap: Values | None = None
 
 
 def store(
@@ -63,9 +69,12 @@ def store(
         ((queries [B, T, N, H], neither normed nor rotated, and attention's gate [B, T, N H] or
         None), k_cache, v_cache).
     """
-    qkv, gate = _split_gate(side_by_side(x, p.qkv, cfg.arithmetic, p.attn_norm), p, cfg)
+    x, norm = normed(place.tap, "attn_norm", x, p.attn_norm)
+    qkv, gate = _split_gate(side_by_side(x, p.qkv, cfg.arithmetic, norm), p, cfg)
     q, k, v = _split_heads(qkv, cfg)
     k = _norm_and_rotate(k, p.k_norm, place.positions, place, cfg)
+    if place.tap is not None:
+        k, v = place.tap("k", k), place.tap("v", v)
     k_cache = kv.write(k_cache, k, place.layer, place.slots)
     return (q, gate), k_cache, kv.write(v_cache, v, place.layer, place.slots)
 
@@ -105,24 +114,22 @@ def mix(
     q = _norm_and_rotate(q, p.q_norm, positions, place, cfg)
     if (factor := _temperature(positions, cfg)) is not None:
         q = q * factor[:, :, None, None]
-    a = attend(
-        q,
-        k_cache,
-        v_cache,
-        place.layer,
-        positions,
-        place.held,
-        p.sinks,
-        Scoring(
-            window=_window(place, cfg),
-            scale=cfg.attention_scale,
-            softcap=cfg.attention_softcap,
-            # One row is bound by memory, not arithmetic: it can have float32 for nothing.
-            dtype="float32" if q.shape[1] == 1 else cfg.arithmetic.many,
-            kernels=cfg.arithmetic.kernels,
-        ),
+    scoring = Scoring(
+        window=_window(place, cfg),
+        scale=cfg.attention_scale,
+        softcap=cfg.attention_softcap,
+        # One row is bound by memory, not arithmetic: it can have float32 for nothing.
+        dtype="float32" if q.shape[1] == 1 else cfg.arithmetic.many,
+        kernels=cfg.arithmetic.kernels,
     )
-    return _finish(x, a, gate, positions, p, cfg)
+    if place.tap is not None:
+        q = place.tap("q", q)
+    if place.tap is not None and place.tap.wants("scores", "weights"):
+        k, v = jax.tree.map(partial(_of_layer, layer=place.layer), (k_cache, v_cache))
+        a = plain_attention(q, k, v, positions, place.held, p.sinks, scoring, place.tap)
+    else:
+        a = attend(q, k_cache, v_cache, place.layer, positions, place.held, p.sinks, scoring)
+    return _finish(x, a, gate, positions, p, cfg, place.tap)
 
 
 def can_step(p: LayerParams, cfg: ModelConfig) -> bool:
@@ -171,7 +178,7 @@ def step(
         scale=cfg.attention_scale,
         softcap=cfg.attention_softcap,
     )
-    return _finish(x, a, gate, place.positions, p, cfg), k_cache, v_cache
+    return _finish(x, a, gate, place.positions, p, cfg, None), k_cache, v_cache
 
 
 def _finish(
@@ -181,19 +188,39 @@ def _finish(
     positions: Int[Array, "B R"],
     p: LayerParams,
     cfg: ModelConfig,
+    tap: Values | None,
 ) -> Float[Array, "B R D"]:
     """What follows attention: its gate and output projection, and the MLP, each added to x."""
+    heads = a.shape
     a = a.reshape(*a.shape[:2], -1)
     if gate is not None:
         a = a * jax.nn.sigmoid(gate)
-    times = cfg.residual_scale
-    y = linear(a, p.attn_output, cfg.arithmetic, post=p.post_attn_norm, times=times, plus=x)
+    if tap is not None:
+        a = tap("attn_heads", a.reshape(heads)).reshape(a.shape)
+    y = added(
+        a,
+        p.attn_output,
+        cfg.arithmetic,
+        None,
+        post=p.post_attn_norm,
+        times=cfg.residual_scale,
+        plus=x,
+        tap=tap,
+        names=("attn_out", "attn_post_norm"),
+    )
+    if tap is not None:
+        y = tap("attn_residual", y)
     if p.ffn_norm is None and p.attn_norm is not None:  # side by side with attention
-        source, norm = x, p.attn_norm
+        source, norm = normed(tap, "attn_norm", x, p.attn_norm)
     else:
-        source, norm = y, p.ffn_norm
-    y = mlp(source, positions, norm, p.mlp, cfg, post=p.post_ffn_norm, plus=y)
-    return steered(y, p.steering)
+        source, norm = normed(tap, "ffn_norm", y, p.ffn_norm)
+    y = mlp(source, positions, norm, p.mlp, cfg, post=p.post_ffn_norm, plus=y, tap=tap)
+    y = steered(y, p.steering)
+    return y if tap is None else tap("residual", y)
+
+
+def _of_layer(plane: Array, layer: Array) -> Array:
+    return lax.dynamic_index_in_dim(plane, layer, keepdims=False)
 
 
 def _window(place: Place, cfg: ModelConfig) -> int:

@@ -13,12 +13,15 @@ from minfer_jax.model.block import Place, can_step, mix, step, store
 from minfer_jax.model.config import LayerSpec, ModelConfig
 from minfer_jax.model.kv_state import KVState
 from minfer_jax.model.layers import adapted_rows, linear
+from minfer_jax.model.names import OF_LAYERS
 from minfer_jax.model.params import LayerParams, Params, pick
+from minfer_jax.model.tap import Kept, Tap, Values, normed
 from minfer_jax.quant import xla
 from minfer_jax.quant.cache import Cache, Q8Cache
 from minfer_jax.quant.prologue import rms_norm
 
-_Carry = tuple[Array, tuple[Cache, Cache], tuple[Cache, Cache]]  # x, keys, values
+# x, keys, values, and what a tap keeps
+_Carry = tuple[Array, tuple[Cache, Cache], tuple[Cache, Cache], Kept]
 Index = int | Array
 
 
@@ -60,6 +63,60 @@ def forward(
     Raises:
         ValueError: T or n_out does not fit, see the message.
     """
+    logits, kv_state, _ = _forward(
+        *(params, token_ids, positions, kv_state, None),
+        cfg=cfg,
+        n_out=n_out,
+        stepwise=stepwise,
+        differentiable=differentiable,
+    )
+    return logits, kv_state
+
+
+def forward_tapped(
+    params: Params,
+    token_ids: Int[Array, "B T"],
+    positions: Int[Array, "B T"],
+    kv_state: KVState,
+    tap: Tap,
+    *,
+    cfg: ModelConfig,
+    differentiable: bool = False,
+) -> tuple[Float[Array, "B T V"], KVState, Kept]:
+    """`forward` with n_out = T, each value by its name: what the tap changes, and what it keeps.
+
+    No two steps are done as one here, and attention goes through all of its scores where the tap
+    wants them: the numbers are those of `forward` but for rounding.
+
+    Args:
+        params, token_ids, positions, kv_state, cfg, differentiable: as for `forward`.
+        tap: made for these shapes.
+
+    Returns:
+        (logits, the new KV state, stacks of what was kept).
+    """
+    return _forward(
+        *(params, token_ids, positions, kv_state, tap),
+        cfg=cfg,
+        n_out=token_ids.shape[1],
+        stepwise=False,
+        differentiable=differentiable,
+    )
+
+
+def _forward(
+    params: Params,
+    token_ids: Int[Array, "B T"],
+    positions: Int[Array, "B T"],
+    kv_state: KVState,
+    tap: Tap | None,
+    *,
+    cfg: ModelConfig,
+    n_out: int,
+    stepwise: bool,
+    differentiable: bool,
+) -> tuple[Float[Array, "B n_out V"], KVState, Kept]:
+    """Both of the above."""
     if stepwise:
         exact = dataclasses.replace(cfg.arithmetic, many="float32")
         cfg = dataclasses.replace(cfg, arithmetic=exact)
@@ -88,7 +145,7 @@ def forward(
         kv.write_positions(h, positions, s) for h, s in zip(kv_state.positions, slots, strict=True)
     ]
 
-    def place(spec: LayerSpec, layer: Index) -> Place:
+    def place(spec: LayerSpec, layer: Index, values: Values | None = None) -> Place:
         kind, rope = kv.kind(spec), cfg.rope_of(spec, n_ctx)
         return Place(
             spec=spec,
@@ -98,32 +155,37 @@ def forward(
             held=held[kind],
             rope=rope,
             freq=None if rope is None else params.rope[rope],
+            tap=values,
         )
 
-    def half(carry: _Carry, spec: LayerSpec, p: LayerParams, layer: Index) -> tuple[tuple, _Carry]:
+    def half(
+        carry: _Carry, spec: LayerSpec, p: LayerParams, layer: Index, values: Values | None = None
+    ) -> tuple[tuple, _Carry]:
         """The queries (and gate) of a block, and the carry with its keys and values stored."""
-        x, k, v = carry
+        x, k, v, kept = carry
         kind = kv.kind(spec)
-        q, k_cache, v_cache = store(x, p, k[kind], v[kind], place(spec, layer), cfg)
-        return q, (x, _replace(k, kind, k_cache), _replace(v, kind, v_cache))
+        q, k_cache, v_cache = store(x, p, k[kind], v[kind], place(spec, layer, values), cfg)
+        return q, (x, _replace(k, kind, k_cache), _replace(v, kind, v_cache), kept)
 
     def run(
         carry: _Carry,
         spec: LayerSpec,
         p: LayerParams,
         layer: Index,
+        number: Index = 0,
         rows: Int[Array, "B R"] | None = None,
     ) -> _Carry:
-        """The carry after a whole block, whose cache is number `layer` of its kind."""
-        if (t == 1 or stepwise) and rows is None and can_step(p, cfg) and not differentiable:
-            x, k, v = carry
-            kind = kv.kind(spec)
-            x, *new = step(x, p, k[kind], v[kind], place(spec, layer), cfg)
-            return x, _replace(k, kind, new[0]), _replace(v, kind, new[1])
-        q, (x, k, v) = half(carry, spec, p, layer)
+        """The carry after block `number` of all, whose cache is number `layer` of its kind."""
         kind = kv.kind(spec)
-        x = mix(x, q, p, k[kind], v[kind], place(spec, layer), cfg, rows)
-        return x, k, v
+        fused = not differentiable and tap is None
+        if (t == 1 or stepwise) and rows is None and can_step(p, cfg) and fused:
+            x, k, v, kept = carry
+            x, *new = step(x, p, k[kind], v[kind], place(spec, layer), cfg)
+            return x, _replace(k, kind, new[0]), _replace(v, kind, new[1]), kept
+        values = None if tap is None else Values(tap, jnp.asarray(number, jnp.uint32), carry[3])
+        q, (x, k, v, kept) = half(carry, spec, p, layer, values)
+        x = mix(x, q, p, k[kind], v[kind], place(spec, layer, values), cfg, rows)
+        return x, k, v, kept if values is None else values.kept
 
     x = xla.rows(params.token_embd, token_ids.reshape(-1)).reshape(*token_ids.shape, cfg.n_embd)
     if params.embd_lora is not None:
@@ -131,26 +193,34 @@ def forward(
     x = x * jnp.float32(cfg.embedding_scale)
     if cfg.embedding_norm:
         x = rms_norm(x, jnp.ones(cfg.n_embd, jnp.float32), cfg.norm_eps)
-    carry = (x, kv_state.k, kv_state.v)
+    outside = None if tap is None else Values(tap, None, {})
+    if outside is not None:
+        x = outside("embd", x)
+    carry = (x, kv_state.k, kv_state.v, {} if tap is None else tap.stacks(OF_LAYERS))
+    loop = partial(_layers, numbered=tap is not None, differentiable=differentiable)
     if n_out == t:
-        carry = _layers(carry, params, cfg, cfg.n_layer, run, differentiable=differentiable)
+        carry = loop(carry, params, cfg, cfg.n_layer, run)
     else:
-        carry = _layers(carry, params, cfg, cfg.n_layer - 1, run, differentiable=differentiable)
+        carry = loop(carry, params, cfg, cfg.n_layer - 1, run)
         group, index = params.order[-1]
         last = (cfg.layers[-1], pick(params.groups[group], index), _in_kind(cfg)[-1])
         if n_out == 0:
-            _, (_, k, v) = half(carry, *last)
+            _, (_, k, v, kept) = half(carry, *last)
             logits = jnp.zeros((token_ids.shape[0], 0, cfg.n_vocab), jnp.float32)
-            return logits, KVState(k=k, v=v, positions=(held[0], held[1]))
-        carry = run(carry, *last, _last_rows(positions, n_out))
+            return logits, KVState(k=k, v=v, positions=(held[0], held[1])), kept
+        carry = run(carry, *last, rows=_last_rows(positions, n_out))
 
-    x, k, v = carry
-    logits = linear(x, params.output, cfg.arithmetic, params.output_norm)
+    x, k, v, kept = carry
+    x, norm = normed(outside, "output_norm", x, params.output_norm)
+    logits = linear(x, params.output, cfg.arithmetic, norm)
     if cfg.logit_scale != 1.0:
         logits = logits * jnp.float32(cfg.logit_scale)
     if cfg.final_softcap:
         logits = cfg.final_softcap * jnp.tanh(logits / cfg.final_softcap)
-    return logits, KVState(k=k, v=v, positions=(held[0], held[1]))
+    if outside is not None:
+        logits = outside("logits", logits)
+        kept = {**kept, **outside.kept}
+    return logits, KVState(k=k, v=v, positions=(held[0], held[1])), kept
 
 
 def _layers(
@@ -160,6 +230,7 @@ def _layers(
     count: int,
     run: Callable[..., _Carry],
     *,
+    numbered: bool,
     differentiable: bool,
 ) -> _Carry:
     """The first `count` layers, one by one or in a loop whose body holds each group once.
@@ -167,28 +238,34 @@ def _layers(
     In the body each group sits in an inner loop of one turn or none. A conditional says the same,
     and can be differentiated; but XLA copies the whole cache around a conditional, and updates it
     in place through a loop. The barrier ties the weights to x: XLA would hoist their unpacking out
-    of the inner loop otherwise.
+    of the inner loop otherwise. (Where it stands, reverse mode keeps all weights once a layer.) If
+    `numbered`, `run` is told each layer's number too.
     """
     specs = {group: spec for (group, _), spec in zip(params.order, cfg.layers, strict=True)}
     order = params.order[:count]
     if not order:
         return carry
     if cfg.unrolled:
-        for (group, index), in_kind in zip(order, _in_kind(cfg), strict=False):
+        for number, ((group, index), in_kind) in enumerate(zip(order, _in_kind(cfg), strict=False)):
             p = pick(params.groups[group], index)
-            carry = run(carry, specs[group], p, in_kind)
+            carry = run(carry, specs[group], p, in_kind, number)
         return carry
     present = sorted({group for group, _ in order})
-    # A row a layer: its index in its group, its index in its kind, its group. Unsigned, or every
-    # use would check for a negative index first.
-    rows = zip(order, _in_kind(cfg), strict=False)
-    table = jnp.asarray([(i, in_kind, present.index(g)) for (g, i), in_kind in rows], jnp.uint32)
+    # A row a layer: its index in its group, its index in its kind, its group, perhaps its number.
+    # Unsigned, or every use would check for a negative index first.
+    rows = enumerate(zip(order, _in_kind(cfg), strict=False))
+    columns = 4 if numbered else 3
+    table = [(i, in_kind, present.index(g), n)[:columns] for n, ((g, i), in_kind) in rows]
+    table = jnp.asarray(table, jnp.uint32)
 
     def one(number: int, carry: _Carry, row: Array) -> _Carry:
         group = present[number]
-        x, stack, row = lax.optimization_barrier((carry[0], params.groups[group], row))
+        x, stack = carry[0], params.groups[group]
+        if not differentiable:
+            x, stack, row = lax.optimization_barrier((x, stack, row))
         index, in_kind = (lax.index_in_dim(row, i, keepdims=False) for i in (0, 1))
-        return run((x, *carry[1:]), specs[group], pick(stack, index), in_kind)
+        where = (in_kind, row[3]) if numbered else (in_kind,)
+        return run((x, *carry[1:]), specs[group], pick(stack, index), *where)
 
     def turn(number: int, carry: _Carry, row: Array) -> _Carry:
         """`one`, if it is the group's turn."""

@@ -5,6 +5,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from minfer_jax.model.params import Linear, Lora, Steering
+from minfer_jax.model.tap import Values
 from minfer_jax.quant.matmul import Arithmetic, qmatmul
 from minfer_jax.quant.prologue import Norm, Prologue, applied, trailing
 
@@ -33,6 +34,29 @@ def linear(
     if p.bias is not None:
         y = y + trailing(p.bias, y.ndim)
     y = applied(y, post)
+    if times != 1.0:
+        y = y * jnp.float32(times)
+    return y if plus is None else y + plus
+
+
+def added(
+    x: Float[Array, "... width"],
+    p: Linear,
+    arithmetic: Arithmetic,
+    prologue: Prologue | None,
+    *,
+    post: Norm | None,
+    times: float,
+    plus: Float[Array, "... N"] | None,
+    tap: Values | None,
+    names: tuple[str, str],
+) -> Float[Array, "... N"]:
+    """`linear`; with a tap step by step: the map and `post` of it have these names."""
+    if tap is None:
+        return linear(x, p, arithmetic, prologue, post=post, times=times, plus=plus)
+    y = tap(names[0], linear(x, p, arithmetic, prologue))
+    if post is not None:
+        y = tap(names[1], applied(y, post))
     if times != 1.0:
         y = y * jnp.float32(times)
     return y if plus is None else y + plus

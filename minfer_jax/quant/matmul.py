@@ -132,6 +132,7 @@ def _finished(out: Array, post: Norm | None, plus: Array | None) -> Float[Array,
 def _product_jvp(arithmetic: Arithmetic, primals: tuple, tangents: tuple) -> tuple[Array, Array]:
     """A kernel has no derivative, and that of `matvec`'s terms would take minutes to compile."""
 
+    @jax.checkpoint  # or reverse mode would keep every unpacked weight
     def plain(
         x: Array,
         w: QTensor,
