@@ -186,7 +186,7 @@ fig, ax = plt.subplots(figsize=(8, 4.2), layout="constrained")
 ax.plot([1.5, 8.6], [2**-1.5, 2**-8.6], color="grey", lw=1, ls="--", label="no code can be below")
 for label, names in FAMILIES.items():
     ax.scatter([bits[n] for n in names], [errors[n] for n in names], label=label)
-beside = {"TQ1_0": (-12, -14), "IQ4_XS": (-42, -4), "IQ4_NL": (6, -3), "Q4_K": (-12, -14)}
+beside = {"TQ1_0": (-12, -14), "IQ4_XS": (-42, -4), "IQ4_NL": (6, -10), "Q4_K": (-12, -14)}
 beside |= {"Q5_K": (-12, -14)}
 for name in bits:
     offset = beside.get(name, (5, 4))
