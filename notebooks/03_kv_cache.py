@@ -131,7 +131,7 @@ axes[1].loglog(sizes, sizes / took, marker="o", color="tab:orange")
 axes[1].set(xlabel="tokens a call", ylabel="tokens a second")
 for ax in axes:
     ax.set_xticks(sizes, sizes)
-    ax.minorticks_off()
+    ax.set_xticks([], minor=True)
 plt.show()
 print(
     f"a token costs {took[0] / (took[-1] / sizes[-1]):.0f} times as much alone as among {sizes[-1]}"

@@ -91,17 +91,15 @@ for name, (keep, value) in filters.items():
 
 # %% [markdown]
 # Filters of a value are functions of it as well, so vmap over the value draws the whole curve. And
-# over prompts: the same value leaves more tokens where the next word is open.
+# over prompts: the same value leaves more tokens where more could follow.
 
 # %%
-prompts = {
-    "sure": "Two plus two is four, and three plus three is",
-    "half": "The capital of the country is",
-    "open": "Her favourite word was",
-}
-rows = jnp.stack(
-    [jnp.asarray(model.logits(model.tokenizer.encode(t))[-1]) for t in prompts.values()]
+prompts = (
+    "Two plus two is four, and three plus three is",
+    "The capital of the country is",
+    "Her favourite word was",
 )
+rows = jnp.stack([jnp.asarray(model.logits(model.tokenizer.encode(t))[-1]) for t in prompts])
 grids = {
     "min_p": np.geomspace(1e-3, 0.9, 40),
     "top_p": np.linspace(0.02, 0.99, 40),
@@ -122,10 +120,10 @@ def left(rows, values, keep):
 fig, axes = plt.subplots(1, 3, figsize=(10, 3), layout="constrained", sharey=True)
 for ax, (name, (keep, _)) in zip(axes, filters.items(), strict=True):
     curve = left(rows, jnp.asarray(grids[name], jnp.float32), keep)
-    ax.plot(grids[name], np.asarray(curve).T, label=list(prompts))
+    ax.plot(grids[name], np.asarray(curve).T, label=[f"... {t[-20:]}" for t in prompts])
     ax.set(xlabel=name, yscale="log")
 axes[0].set(ylabel="tokens left", xscale="log")
-axes[0].legend()
+axes[2].legend(fontsize=8)
 plt.show()
 
 # %% [markdown]
@@ -203,8 +201,8 @@ for nats in (-2.0, 0.0):
 print("traced", len(traced), "time")
 
 # %% [markdown]
-# How many tokens each step had to choose from, text by text, and how many different texts begin
-# alike:
+# How many tokens each step had to choose from, text by text, and how many different
+# beginnings of two tokens there are:
 
 # %%
 fig, axes = plt.subplots(1, 3, figsize=(10, 3), layout="constrained", sharey=True)
@@ -212,8 +210,8 @@ for ax, (name, (keep, value)) in zip(axes, filters.items(), strict=True):
     tokens, left = write(params, prompt, row_keys, value, cfg=cfg, keep=keep)
     ax.plot(np.asarray(left).T, color="tab:blue", alpha=0.3)
     ax.plot(np.median(np.asarray(left), axis=0), color="black", label="median")
-    distinct = len({tuple(row[:3]) for row in np.asarray(tokens).tolist()})
-    ax.set(yscale="log", xlabel="step", title=f"{name}: {distinct} of {ROWS} begin apart")
+    distinct = len({tuple(row[:2]) for row in np.asarray(tokens).tolist()})
+    ax.set(yscale="log", xlabel="step", title=f"{name} {value}: {distinct} beginnings of {ROWS}")
     ax.title.set_fontsize(10)
 axes[0].set_ylabel("tokens left")
 axes[0].legend()
