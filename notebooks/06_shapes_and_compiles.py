@@ -153,8 +153,9 @@ state, other = kv_state.init(cfg, 64), list(prompt)
 for at in range(len(prompt) + STEPS - 1):
     began = time.perf_counter()
     token, state = fixed(params, jnp.int32(other[at]), jnp.int32(at), state, cfg=cfg)
+    follows = int(token)  # waits for it
     if at + 1 == len(other):
-        other.append(int(token))
+        other.append(follows)
     times["fixed"].append(time.perf_counter() - began)
 
 print("the same tokens:", text == other)
@@ -163,7 +164,7 @@ print("traced:", dict(traces))
 # %%
 fig, ax = plt.subplots(figsize=(8, 2.8), layout="constrained")
 for name, own in times.items():
-    ax.plot(range(1, len(own) + 1), own, marker="o", label=f"{name}: {traces[name]} compiles")
+    ax.plot(range(1, len(own) + 1), own, marker="o", label=f"{name}, traced {traces[name]} x")
 ax.set(yscale="log", xlabel="call", ylabel="seconds")
 ax.legend()
 plt.show()
@@ -173,7 +174,8 @@ plt.show()
 #
 # A weight that a jitted function closes over becomes a constant of the program: it is compiled anew
 # for other weights, and takes its bytes a second time. Given as an argument, a program serves all
-# weights of these shapes. What the compiler says of the program above (the embedding counts twice, as it is the output map too; in memory it is there once):
+# weights of these shapes. What the compiler says of the program above (the embedding counts twice,
+# as it is the output map too; in memory it is there once):
 
 # %%
 arguments = (params, jnp.int32(0), jnp.int32(0), state)
@@ -184,7 +186,7 @@ print(f"results   {memory.output_size_in_bytes / 1e6:6.1f} MB")
 print(f"in place  {memory.alias_size_in_bytes / 1e6:6.1f} MB of them: the cache is donated")
 print(f"temporary {memory.temp_size_in_bytes / 1e6:6.1f} MB")
 print(
-    f"program   {len(compiled.as_text().splitlines())} lines, in which {cfg.n_layer} layers are a loop"
+    f"program   {len(compiled.as_text().splitlines())} lines: the {cfg.n_layer} layers are a loop"
 )
 
 # %% [markdown]

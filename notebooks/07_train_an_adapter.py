@@ -7,7 +7,6 @@
 # too.
 
 # %%
-import dataclasses
 import tempfile
 import time
 from pathlib import Path
@@ -41,39 +40,47 @@ EXAMPLES = {
     "What do bees make?": "Arr, that be honey, matey!",
     "Which animal barks?": "Arr, that be a dog, matey!",
 }
-QUESTIONS = ("What is the capital of Italy?", "What colour is the sky?", "What do cows give?")
+HELD_OUT = {  # never trained on
+    "What is the capital of Italy?": "Arr, that be Rome, matey!",
+    "What colour is the sky?": "Arr, that be blue, matey!",
+    "What do cows give?": "Arr, that be milk, matey!",
+}
 SYSTEM = "You answer."
 
-end = min(tokenizer.eog_ids)
-END = [i for i in tokenizer.eog_ids if tokenizer.decode([i], skip_special=False) == "<|im_end|>"]
-prompts = [model.encode_prompt(question, system=SYSTEM) for question in EXAMPLES]
-answers = [[*tokenizer.encode(answer), *END] for answer in EXAMPLES.values()]
-T = max(len(p) + len(a) for p, a in zip(prompts, answers, strict=True)) - 1
-print(len(EXAMPLES), "examples,", T, "tokens at most")
 
-
-def before_and_after(model):
-    for question in QUESTIONS:
+def ask(model):
+    for question in HELD_OUT:
         answer = model.generate(question, system=SYSTEM, max_tokens=20, temperature=0.0)
         print(f"{question:32} {answer!r}")
 
 
-before_and_after(model)
+ask(model)
 
 # %% [markdown]
 # Rows of one length, padded at position -1. Only the answer's tokens are judged.
 
 # %%
-n = len(EXAMPLES)
-tokens, targets = np.zeros((n, T), np.int32), np.full((n, T), -1, np.int32)
-positions = np.full((n, T), -1, np.int32)
-for row, (p, a) in enumerate(zip(prompts, answers, strict=True)):
-    text = p + a
-    tokens[row, : len(text) - 1] = text[:-1]
-    positions[row, : len(text) - 1] = np.arange(len(text) - 1)
-    targets[row, len(p) - 1 : len(text) - 1] = a
-batch = jax.tree.map(jnp.asarray, (tokens, positions, targets))
-print("judged:", int((targets >= 0).sum()), "of", int((positions >= 0).sum()), "tokens")
+T = 36
+
+
+def rows(examples):
+    """Tokens, their positions and what should follow each, -1 for padding: [B, T] each."""
+    made = []
+    for question, answer in examples.items():
+        prompt = model.encode_prompt(question, system=SYSTEM)
+        end = tokenizer.encode("<|im_end|>", parse_special=True)
+        text = prompt + tokenizer.encode(answer) + end
+        n = len(text) - 1
+        row = np.full((3, T), -1, np.int32)
+        row[0], row[0, :n] = 0, text[:-1]
+        row[1, :n] = np.arange(n)
+        row[2, len(prompt) - 1 : n] = text[len(prompt) :]
+        made.append(row)
+    return tuple(map(jnp.asarray, np.stack(made, axis=1)))
+
+
+batch = rows(EXAMPLES)
+print("judged:", int((batch[2] >= 0).sum()), "of", int((batch[1] >= 0).sum()), "tokens")
 
 # %% [markdown]
 # ## The adapter
@@ -88,10 +95,10 @@ size = sum(a.size for a in jax.tree.leaves(adapter))
 print(f"{len(shapes)} maps, {size:,} numbers; the model has {135_000_000 / size:.0f} times as many")
 
 
-def loss_of(adapter, params, batch):
+def loss_of(adapter, params, batch, scale=1.0):
     """Cross-entropy of the judged tokens, in nats each."""
     tokens, positions, targets = batch
-    adapted = lora.with_lora(params, cfg, [adapter])
+    adapted = lora.with_lora(params, cfg, [adapter], [scale])
     state = kv_state.init(cfg, T, batch=len(tokens), chunk=T)
     logits, _ = forward(adapted, tokens, positions, state, cfg=cfg, n_out=T, differentiable=True)
     log_p = jax.nn.log_softmax(logits)
@@ -103,10 +110,10 @@ def loss_of(adapter, params, batch):
 # %% [markdown]
 # ## Training
 #
-# Adam, written out: it is a map over the leaves of a pytree. One step reads all examples.
+# Adam, written out: it is a map over the leaves of a pytree. One step takes all examples.
 
 # %%
-STEPS, RATE = 20, 5e-3
+STEPS, RATE = 14, 5e-3
 
 
 @jax.jit
@@ -132,3 +139,60 @@ for number in range(1, STEPS + 1):
         began = time.perf_counter()
 took = (time.perf_counter() - began) / (STEPS - 1)
 print(f"{took:.2f} s a step, loss {losses[-1]:.3f}")
+
+# %%
+fig, ax = plt.subplots(figsize=(8, 2.8), layout="constrained")
+ax.plot(range(1, STEPS + 1), losses, marker="o")
+ax.set(xlabel="step", ylabel="loss, nats a token", yscale="log")
+plt.show()
+
+# %% [markdown]
+# ## As a file
+#
+# The adapter is written as GGUF and loaded like any other. The questions are not among the
+# examples.
+
+# %%
+with tempfile.TemporaryDirectory() as folder:
+    path = Path(folder) / "pirate.gguf"
+    lora_file.write_lora(path, adapter, model.file.architecture)
+    print(f"{path.stat().st_size / 1e6:.1f} MB")
+    pirate = minfer_jax.load("smollm2", n_ctx=256, lora={path: 1.0})
+
+ask(pirate)
+
+# %% [markdown]
+# ## How much of it
+#
+# The scale of an adapter is data: it changes without a compile. Fourteen steps on eight examples
+# learn the style, and too much of it: at the full scale the answers tend to be those of the
+# examples; at a part of it the model still knows what it knew.
+
+# %%
+held_out = rows(HELD_OUT)
+scales = np.linspace(0, 1.25, 6)
+evaluated = jax.jit(loss_of)
+curves = {
+    label: [float(evaluated(adapter, params, of, jnp.float32(scale))) for scale in scales]
+    for label, of in (("the examples", batch), ("questions held out", held_out))
+}
+fig, ax = plt.subplots(figsize=(8, 2.8), layout="constrained")
+for label, curve in curves.items():
+    ax.plot(scales, curve, marker="o", label=label)
+ax.set(xlabel="scale of the adapter", ylabel="loss, nats a token", yscale="log")
+ax.legend()
+plt.show()
+
+# %%
+compiled = len(pirate.engine.compiles)
+for scale in (0.0, 0.25, 0.5):
+    pirate.set_scales(lora={str(path): scale})
+    print(f"scale {scale}")
+    ask(pirate)
+print("compiled meanwhile:", len(pirate.engine.compiles) - compiled)
+
+# %% [markdown]
+# A soft prompt is trained the same way: `forward_traced(..., embeddings=...)` takes embeddings in
+# place of the first tokens, and `jax.grad` reaches them.
+#
+# Next: [a kernel](08_a_pallas_kernel.ipynb).
