@@ -91,7 +91,8 @@ for name, (keep, value) in filters.items():
 
 # %% [markdown]
 # Filters of a value are functions of it as well, so vmap over the value draws the whole curve. And
-# over prompts: the same value leaves more tokens where more could follow.
+# over prompts. Where no word leads, top-p lets in thousands from the tail, each of them unlikely;
+# the other two do not.
 
 # %%
 prompts = (
@@ -120,7 +121,9 @@ def left(rows, values, keep):
 fig, axes = plt.subplots(1, 3, figsize=(10, 3), layout="constrained", sharey=True)
 for ax, (name, (keep, _)) in zip(axes, filters.items(), strict=True):
     curve = left(rows, jnp.asarray(grids[name], jnp.float32), keep)
-    ax.plot(grids[name], np.asarray(curve).T, label=[f"... {t[-20:]}" for t in prompts])
+    ax.plot(
+        grids[name], np.asarray(curve).T, label=["... " + " ".join(t.split()[-3:]) for t in prompts]
+    )
     ax.set(xlabel=name, yscale="log")
 axes[0].set(ylabel="tokens left", xscale="log")
 axes[2].legend(fontsize=8)
@@ -201,8 +204,8 @@ for nats in (-2.0, 0.0):
 print("traced", len(traced), "time")
 
 # %% [markdown]
-# How many tokens each step had to choose from, text by text, and how many different
-# beginnings of two tokens there are:
+# How many tokens each step had to choose from, text by text, and how many different beginnings of
+# two tokens there are:
 
 # %%
 fig, axes = plt.subplots(1, 3, figsize=(10, 3), layout="constrained", sharey=True)

@@ -145,7 +145,7 @@ fig, axes = plt.subplots(1, 2, figsize=(9, 3), layout="constrained")
 mine = np.asarray(ways["this kernel"])
 axes[0].plot(wanted.ravel(), mine.ravel(), ".", ms=1)
 axes[0].set(xlabel="float64", ylabel="this kernel", title="outputs")
-edges = np.geomspace(1e-10, 1e-4, 60)
+edges = np.geomspace(1e-10, 1e-6, 60)
 for name in ("this kernel", "XLA, from packed words", "XLA, dequantised first"):
     error = np.abs(np.asarray(ways[name], np.float64) - wanted) / np.abs(wanted).max()
     axes[1].hist(error.ravel(), edges, histtype="step", label=name)
