@@ -12,6 +12,7 @@ COMMANDS = {
     "models": "list, look at, download and remove models",
     "quantize": "make a smaller file of a model",
     "bench": "measure speed",
+    "compare": "hold two models against each other; perplexity",
 }
 
 _TEXT = """\

@@ -78,8 +78,10 @@ class DraftModel:
         return list(self._guesses)
 
 
-def check_same_vocabulary(tokens: Sequence[str], drafts: Sequence[str]) -> None:
-    """Refuse a draft model that speaks of other tokens.
+def check_same_vocabulary(
+    tokens: Sequence[str], drafts: Sequence[str], name: str = "the draft model"
+) -> None:
+    """Refuse a draft model, or another that is held against a first, that speaks of other tokens.
 
     Vocabularies may differ at the end by some rows of padding, as they do between the sizes of one
     model.
@@ -87,6 +89,7 @@ def check_same_vocabulary(tokens: Sequence[str], drafts: Sequence[str]) -> None:
     Args:
         tokens: of the model, by id.
         drafts: of the draft model.
+        name: what to call that in the message.
 
     Raises:
         EngineError: says the first token that differs, or both sizes.
@@ -95,10 +98,9 @@ def check_same_vocabulary(tokens: Sequence[str], drafts: Sequence[str]) -> None:
     if tokens[:n] != drafts[:n]:
         i = next(i for i in range(n) if tokens[i] != drafts[i])
         raise EngineError(
-            f"the draft model has another vocabulary: its token {i} is {drafts[i]!r}, "
-            f"expected {tokens[i]!r}"
+            f"{name} has another vocabulary: its token {i} is {drafts[i]!r}, expected {tokens[i]!r}"
         )
     if abs(len(tokens) - len(drafts)) > PADDING:
         raise EngineError(
-            f"the draft model has another vocabulary: {len(drafts)} tokens, expected {len(tokens)}"
+            f"{name} has another vocabulary: {len(drafts)} tokens, expected {len(tokens)}"
         )

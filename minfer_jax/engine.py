@@ -19,7 +19,6 @@ from jaxtyping import Float
 
 from minfer_jax import state_file
 from minfer_jax.batch import checked_rows, draw_rows
-from minfer_jax.burst import BURST, burst
 from minfer_jax.context import (
     CHUNK,
     MAX_TOKENS,
@@ -30,11 +29,11 @@ from minfer_jax.context import (
     common_prefix,
     whole,
 )
-from minfer_jax.logit_rows import logit_rows
+from minfer_jax.logit_rows import logit_parts, logit_rows
 from minfer_jax.model.config import MAX_POSITIONS, ModelConfig
 from minfer_jax.model.params import Params
 from minfer_jax.model.patches import Patch
-from minfer_jax.programs import Compile, Recipe, all_logits, prefill, program_name
+from minfer_jax.programs import Compile, Recipe
 from minfer_jax.prompt_lookup import drafter_of
 from minfer_jax.run_options import Drawn, TokenConstraint, Watch, checked_options
 from minfer_jax.run_stats import RunStats
@@ -291,6 +290,14 @@ class Engine:
         self.forget()
         return logit_rows(self._runner, ids, chunk)
 
+    def logit_parts(
+        self, token_ids: Sequence[int], first: int = 0
+    ) -> Iterator[Float[np.ndarray, "n V"]]:
+        """As `logits`, from position `first` on, call by call; see `logit_rows.logit_parts`."""
+        ids = self._checked(token_ids)
+        self.forget()
+        return logit_parts(self._runner, ids, None, first)
+
     def trace(self, token_ids: Sequence[int], names: str | Iterable[str]) -> Trace:
         """A text's intermediate values, and its logits; what the engine holds is left alone.
 
@@ -401,15 +408,7 @@ class Engine:
         """The programs of one text without guesses, by name: what makes each anew."""
         watch = Watch(n_top=0, tell=lambda drawn: None)
         runs = [self._new([0], SamplingParams(), None, who) for who in (None, watch)]
-        forms = [self._runner.form(run) for run in runs]
-        programs = [(prefill, n, ()) for n in self._runner.buckets]
-        programs += [(form.function, 1, (form.sampler, form.args, burst(BURST))) for form in forms]
-        programs += [(all_logits, self._runner.buckets[-1], ())]
-        recipe = self._runner.programs.recipe
-        return {
-            program_name(function, n): recipe(function, self.params, n, *others)
-            for function, n, others in programs
-        }
+        return self._runner.recipes(self.params, runs)
 
     @property
     def kv_bytes(self) -> int:

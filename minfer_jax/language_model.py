@@ -168,8 +168,8 @@ class LanguageModel:
         """
         if model.engine is self.engine:
             raise EngineError("a model cannot draft for itself: load a smaller one beside it")
-        vocabs = [m._known_tokenizer().vocab.tokens for m in (self, model)]
-        check_same_vocabulary(*vocabs)
+        tokens, drafts = (m._known_tokenizer().vocab.tokens for m in (self, model))
+        check_same_vocabulary(tokens, drafts)
         return DraftModel(model.engine, most)
 
     def stream(

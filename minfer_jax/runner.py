@@ -17,7 +17,15 @@ from minfer_jax.decode_form import Form, form_of
 from minfer_jax.kv_store import KVStore
 from minfer_jax.model.config import ModelConfig
 from minfer_jax.model.params import Params
-from minfer_jax.programs import Programs, decode, prefill, verify
+from minfer_jax.programs import (
+    Programs,
+    Recipe,
+    all_logits,
+    decode,
+    prefill,
+    program_name,
+    verify,
+)
 from minfer_jax.run_options import Drawn
 from minfer_jax.run_stats import Clock, Pace, RunStats
 from minfer_jax.session import Session
@@ -322,6 +330,17 @@ class Runner:
         if session.options.bias or session.options.constrained:
             why = ", or logit_bias and the constraint leave no token"
         return EngineError(f"the model gave no finite logits at position {position}{why}")
+
+    def recipes(self, params: Params, runs: Sequence[Session]) -> dict[str, Recipe]:
+        """The programs of such sessions without guesses, by name: what makes each anew."""
+        forms = [self.form(run) for run in runs]
+        programs = [(prefill, n, ()) for n in self.buckets]
+        programs += [(form.function, 1, (form.sampler, form.args, burst(BURST))) for form in forms]
+        programs += [(all_logits, self.buckets[-1], ())]
+        return {
+            program_name(function, n): self.programs.recipe(function, params, n, *others)
+            for function, n, others in programs
+        }
 
     def check_current(self, number: int) -> None:
         """EngineError if another run has begun since that of this number."""

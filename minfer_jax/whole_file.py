@@ -1,6 +1,7 @@
 """A file that is there whole or not at all: written beside its place, then given its name."""
 
 import contextlib
+import errno
 import os
 import tempfile
 from collections.abc import Iterator
@@ -34,6 +35,18 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
             raise
     if durable:
         _sync_folder(path.parent)
+
+
+def check_writable(path: Path) -> None:
+    """See whether `replacing` could begin, before the work that leads to it.
+
+    Raises:
+        OSError: the folder is not there or cannot be written to, or `path` is there and no file.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is there, and no file", str(path))
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix="."):
+        pass
 
 
 def _sync_folder(folder: Path) -> None:

@@ -61,8 +61,9 @@ LAYERS = (
     "quant.qtensor quant.prologue quant.cache",
     "quant.native",
     "quant.xla quant.native.calls quant.kernels",
-    "pallas.blocks pallas.scoring",
+    "pallas.blocks pallas.scoring pallas.unpack",
     "pallas.attention_tiles",
+    "pallas.attention_merge",
     "pallas.*",
     "pallas",
     "quant.matmul",
@@ -72,10 +73,12 @@ LAYERS = (
     "model.config",
     "model.params model.kv_state model.keys model.tap",
     "model.layers model.attention model.names model.map_names model.steering",
+    "model.summary",
     "model.mlp model.lora",
     "model.block",
     "model.forward model.patches",
-    "model.traced",
+    "model.traced model.graph",
+    "model.graph_xla",
     "model.archs.base",
     "model.archs.common",
     "model.archs.*",
@@ -106,15 +109,19 @@ LAYERS = (
     "session speculation",
     "decode_form prompt_lookup",
     "runner",
-    "batch logit_rows tracing",
+    "batch logit_rows tracing draw_time graph_text",
+    "recorder",
+    "trace_file",
     "engine",
-    "draft_model",
+    "draft_model divergence",
+    "perplexity compare_layers",
     "text_options adapters",
     "language_model",
     "conversation json_lines",
     "metadata_report",
-    "model_report models_flags command model_flags",
-    "model_command output_flags",
+    "model_report models_flags command model_flags dump_flags",
+    "model_command output_flags graph_dump",
+    "dumps",
     "models",
     "generate_flags",
     "prompt_history chat_session chat_flags",
@@ -132,6 +139,9 @@ LAYERS = (
     "bench_flags",
     "bench_rows",
     "bench",
+    "compare_flags compare_report",
+    "compare_plot",
+    "compare",
     "__main__",
     "",  # minfer_jax itself
 )
@@ -251,7 +261,13 @@ def test_the_reader_needs_numpy_only():
 
 
 @pytest.mark.parametrize(
-    ("folder", "ends"), [(PACKAGE, (".py",)), ("tests", (".py",)), (PACKAGE, (".cpp", ".h"))]
+    ("folder", "ends"),
+    [
+        (PACKAGE, (".py",)),
+        ("tests", (".py",)),
+        ("scripts", (".py",)),
+        (PACKAGE, (".cpp", ".h")),
+    ],
 )
 def test_no_file_is_long(folder: str, ends: tuple[str, ...]):
     lengths = {

@@ -88,7 +88,10 @@ def test_an_unknown_name():
 
 
 def test_star_names_exist():
-    assert minfer_jax.__all__ == ["Conversation", "LanguageModel", "load"]
+    assert minfer_jax.__all__ == [
+        *("Add", "Conversation", "LanguageModel", "Replace", "Trace"),
+        "load",
+    ]
     for name in minfer_jax.__all__:
         assert getattr(minfer_jax, name)
 
@@ -116,7 +119,8 @@ def test_presets_go_into_the_package():
 def test_dependencies_are_what_is_imported():
     """By name of the module; pip is run, not imported; jaxlib comes with jax."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    declared = {line.split(">")[0].split("[")[0] for line in project["dependencies"]}
+    lines = project["dependencies"] + project["optional-dependencies"]["plot"]
+    declared = {line.split(">")[0].split("[")[0] for line in lines}
     declared = {"absl" if name == "absl-py" else name for name in declared - {"pip"}}
     imported = set()
     for path in (ROOT / "minfer_jax").rglob("*.py"):

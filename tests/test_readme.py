@@ -16,8 +16,11 @@ from pathlib import Path
 import pytest
 
 from minfer_jax import sources
+from minfer_jax.gguf import open_gguf
+from minfer_jax.model.lora_file import map_shapes, write_lora
 from minfer_jax.sources import cached
 from tests.helpers import tiny_models
+from tests.helpers.tiny_adapters import random_adapter
 
 pytestmark = pytest.mark.usefixtures("cache_of_commands")
 
@@ -32,6 +35,7 @@ NOT_RUN = {
     "python -m minfer_jax.generate [flags]": "the form of a command",
     "python -m minfer_jax.generate --cnv": "is `chat`, which runs",
     "python -m minfer_jax.generate --device gpu": "needs a GPU",
+    "python -m minfer_jax.chat smollm2 --control-vector": "the tiny model's one layer takes none",
     "| ": "what bench prints",
 }
 
@@ -42,10 +46,13 @@ FILES = {
     "model-F16.gguf": None,
     "prompt.txt": "Why is the sky blue?\r\n",
     "questions.txt": "Who are you?\nWhy?\n",
+    "text.txt": "hello world, hello again. " * 8,
 }
+ADAPTERS = ("style.gguf", "facts.gguf")
 SHORTER = {  # said last, so that these count
     "generate": ["-n", "4"],
     "chat": ["-n", "4"],
+    "compare": ["--n-ctx", "32"],
     "bench": ["-p", "4", "-n", "2", "-d", "0", "-r", "1"],
 }
 SILENT = ("quantize", "models")  # on standard output; `models rm` for one
@@ -53,8 +60,9 @@ SILENT = ("quantize", "models")  # on standard output; `models rm` for one
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """A command line: a module's name and arguments, and the files of its redirections."""
+    """A command line: variables before it, a module's name and arguments, files redirected to."""
 
+    variables: dict[str, str]
     module: str
     argv: list[str]
     stdin: str | None
@@ -89,8 +97,13 @@ def parsed(line: str) -> Command:
         else:
             assert not set(word) <= set("<>|;&"), f"{word} is not understood in: {line}"
             plain.append(word)
+    variables = {}
+    while re.match("[A-Z_]+=", plain[0]):
+        name, _, value = plain.pop(0).partition("=")
+        variables[name] = value
     assert plain[:2] == ["python", "-m"], line
     return Command(
+        variables=variables,
         module=plain[2].removeprefix("minfer_jax."),
         argv=plain[3:],
         stdin=places["<"],
@@ -114,6 +127,9 @@ def place(tmp_path, monkeypatch, tiny) -> Path:
             shutil.copy(tiny, tmp_path / name)
         else:
             (tmp_path / name).write_bytes(text.encode())
+    shapes = map_shapes(open_gguf(tiny), "blk.*.attn_[qv].weight")
+    for name in ADAPTERS:
+        write_lora(tmp_path / name, random_adapter(shapes), "llama")
     monkeypatch.chdir(tmp_path)
     for variable in ("MINFER_MODEL_DIR", "HF_HOME", "HF_HUB_CACHE", "OLLAMA_MODELS"):
         monkeypatch.setenv(variable, str(tmp_path / "cache" / variable))
@@ -137,7 +153,7 @@ def test_the_lists_are_of_what_there_is():
     assert len(python_blocks()) >= 3
     for start in NOT_RUN:
         assert any(line.startswith(start) for line in lines()), start
-    for name in (*MODELS, *FILES):
+    for name in (*MODELS, *FILES, *ADAPTERS):
         assert name in README, name
 
 
@@ -145,13 +161,15 @@ def test_the_lists_are_of_what_there_is():
 def test_a_command_runs(place, monkeypatch, capfd, line):
     command = parsed(line)
     typed = (place / command.stdin).read_bytes() if command.stdin else b"Hello.\n"
+    for name, value in command.variables.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(typed)))
     main = importlib.import_module(f"minfer_jax.{command.module}").main
     status = main([command.module, *command.argv, *SHORTER.get(command.module, [])])
     out, err = capfd.readouterr()
     assert status == 0, err
     assert "error" not in err
-    assert out or command.module in SILENT, "it prints something"
+    assert out or "exported to" in err or command.module in SILENT, "it prints something"
 
 
 def test_the_python_runs(place, capsys):
@@ -168,5 +186,5 @@ def test_a_line_that_is_not_understood_fails():
             parsed(line)
     command = parsed("python -m minfer_jax.bench 'a b' -n 1 < in.txt > out.txt  # why")
     assert command == Command(
-        module="bench", argv=["a b", "-n", "1"], stdin="in.txt", stdout="out.txt"
+        variables={}, module="bench", argv=["a b", "-n", "1"], stdin="in.txt", stdout="out.txt"
     )

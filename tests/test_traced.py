@@ -1,11 +1,8 @@
 """The model with its values laid open: what each name means, patches, derivatives, vmap."""
 
 import dataclasses
-import functools
-import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,22 +13,26 @@ import pytest
 from minfer_jax.model import kv_state as kv
 from minfer_jax.model.config import ModelConfig
 from minfer_jax.model.forward import forward
-from minfer_jax.model.names import matching
 from minfer_jax.model.params import Params
 from minfer_jax.model.patches import Add, Replace
 from minfer_jax.model.tap import Captured
 from minfer_jax.model.traced import forward_traced, gradients, known_values
-from minfer_jax.quant import xla
 from minfer_jax.quant.prologue import GATES, applied
-from minfer_jax.sampling import SamplingParams, init_state, sample
-from tests.helpers.tiny_models import load, run, tiny_model
+from tests.helpers.laid_open import (
+    OTHERS,
+    POSITIONS,
+    TOKENS,
+    T,
+    assert_close,
+    fresh,
+    logits_of,
+    model,
+    patched,
+    program,
+    traced,
+)
+from tests.helpers.tiny_models import run
 
-T = 9
-TOKENS = np.array([[(11 * i * i + 5 * i + 2) % 96 for i in range(T)]], np.int32)
-OTHERS = np.array([[(7 * i * i + 3 * i + 1) % 96 for i in range(T)]], np.int32)
-POSITIONS = np.arange(T, dtype=np.int32)[None]
-# Largest difference of values that are the same but for the order of sums. Measured: 2e-5.
-CLOSE = 2e-4
 # Some of every kind: two groups of layers, windows and post norms; experts and a shared one;
 # dense layers before experts; no gate; side by side; sinks; a gate on attention; post norms alone.
 KINDS = (
@@ -39,45 +40,6 @@ KINDS = (
     *("muse-glimmer", "olmo2"),
 )
 MIXED = ("gemma3", "ernie4_5-moe")  # whose layers are of several kinds
-
-
-@functools.cache
-def model(arch: str) -> tuple[ModelConfig, Params]:
-    with tempfile.TemporaryDirectory() as folder:
-        return load(Path(folder), tiny_model(arch))
-
-
-def fresh(cfg: ModelConfig, n: int = T, batch: int = 1) -> kv.KVState:
-    return kv.init(cfg, n, batch=batch, chunk=n)
-
-
-@functools.cache
-def program(cfg: ModelConfig, names: str | tuple[str, ...], **static: Any) -> Callable:
-    """(params, ids) -> (logits, state, values)."""
-
-    def traced(params: Params, ids: jax.Array) -> tuple:
-        return forward_traced(params, ids, POSITIONS, fresh(cfg), cfg=cfg, names=names, **static)
-
-    return jax.jit(traced)
-
-
-def traced(
-    arch: str, names: str | tuple[str, ...] = "*", ids: np.ndarray = TOKENS
-) -> tuple[np.ndarray, Captured]:
-    """Logits [T, V], and values."""
-    cfg, params = model(arch)
-    logits, _, found = program(cfg, names)(params, jnp.asarray(ids))
-    return np.asarray(logits)[0], found
-
-
-def logits_of(arch: str, ids: np.ndarray = TOKENS) -> np.ndarray:
-    cfg, params = model(arch)
-    logits, _ = run(params, jnp.asarray(ids), jnp.asarray(POSITIONS), fresh(cfg), cfg=cfg, n_out=T)
-    return np.asarray(logits)[0]
-
-
-def assert_close(found: Any, expected: Any) -> None:
-    np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=1e-4, atol=CLOSE)
 
 
 # What the names mean.
@@ -239,17 +201,6 @@ def test_what_follows_follows_from_the_patch(arch: str):
     assert unlike.max() > 1e-2
 
 
-def patched(arch: str, patches: Mapping[str, Any], names: Any = ()) -> tuple[np.ndarray, Captured]:
-    """As `traced`, with functions too, not kept."""
-    cfg, params = model(arch)
-    logits, _, found = jax.jit(
-        lambda p: forward_traced(
-            p, TOKENS, POSITIONS, fresh(cfg), cfg=cfg, names=names, patches=patches
-        )
-    )(params)
-    return np.asarray(logits)[0], found
-
-
 def test_arrays_functions_and_sums_say_the_same():
     direction = np.linspace(-1, 1, 64, dtype=np.float32)
     layers = "blk.[02].attn_out"
@@ -368,156 +319,3 @@ def test_a_quantised_cache():
         params, jnp.asarray(TOKENS), jnp.asarray(POSITIONS), fresh(cfg), cfg=cfg, n_out=T
     )
     assert abs(logits - expected).max() < 0.02 and len(found) == 1
-
-
-# Derivatives, through packed weights.
-
-DIFFERENTIATED = (
-    *("embd", "blk.0.attn_norm", "blk.1.q", "blk.1.k", "blk.0.v", "blk.1.scores", "blk.0.weights"),
-    *("blk.0.attn_heads", "blk.1.attn_out", "blk.0.attn_residual", "blk.1.gate", "blk.0.up"),
-    *("blk.1.ffn_act", "blk.0.down", "blk.0.residual", "blk.1.residual", "output_norm", "logits"),
-)
-# Mixed as Q4_K_M is: two groups of layers.
-PACKED = {
-    "weight_type": "Q4_K",
-    "types": {"blk.1.ffn_down": "Q6_K"},
-    **{"width": 256, "n_ff": 256, "n_head": 2, "n_head_kv": 1, "n_layer": 2, "n_vocab": 96},
-}
-
-
-@pytest.fixture(scope="module")
-def packed(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelConfig, Params]:
-    cfg, params = load(tmp_path_factory.mktemp("packed"), tiny_model("llama", **PACKED))
-    assert len(params.groups) == 2
-    return cfg, params
-
-
-def loss_of(logits: jax.Array) -> jax.Array:
-    chosen = jax.nn.log_softmax(logits[0, :-1])
-    return -jnp.take_along_axis(chosen, jnp.asarray(TOKENS[0, 1:, None]), -1).mean()
-
-
-def slope(function: Callable[[Any], jax.Array], at: Any, direction: Any, step: float) -> float:
-    """The derivative along a direction, by differences of fourth order."""
-
-    def moved(by: float) -> float:
-        return float(function(jax.tree.map(lambda a, d: a + jnp.float32(by) * d, at, direction)))
-
-    near, far = moved(step) - moved(-step), moved(2 * step) - moved(-2 * step)
-    return (8 * near - far) / (12 * step)
-
-
-def test_gradients_are_those_of_finite_differences(packed: tuple[ModelConfig, Params]):
-    cfg, params = packed
-
-    @jax.jit
-    def found_for(params: Params) -> tuple:
-        return gradients(
-            loss_of, params, TOKENS, POSITIONS, fresh(cfg), cfg=cfg, names=DIFFERENTIATED
-        )
-
-    @jax.jit
-    def loss(deltas: dict[str, jax.Array]) -> jax.Array:
-        patches = {name: Add(delta) for name, delta in deltas.items()}
-        logits, _, _ = forward_traced(
-            params, TOKENS, POSITIONS, fresh(cfg), cfg=cfg, patches=patches
-        )
-        return loss_of(logits)
-
-    value, values, slopes = found_for(params)
-    assert list(values) == list(slopes) == matching(DIFFERENTIATED, list(values))
-    zeros = {name: jnp.zeros_like(values[name]) for name in values}
-    assert float(value) == pytest.approx(float(loss(zeros)), rel=1e-5)
-    rng = np.random.default_rng(0)
-    for name in values:
-        own = np.asarray(slopes[name])
-        assert np.isfinite(own).all(), name
-        # Along the gradient itself, and across it somewhat: so the difference is well above noise.
-        size = np.linalg.norm(own)
-        noise = rng.standard_normal(own.shape).astype(np.float32)
-        direction = own / size + 0.3 * noise / np.linalg.norm(noise)
-        moved = {**{k: jnp.zeros_like(v) for k, v in zeros.items()}, name: jnp.asarray(direction)}
-        step = 0.02 * min(1.0, 1.0 / size)
-        expected = slope(loss, zeros, moved, step)
-        assert float(np.vdot(own, direction)) == pytest.approx(expected, rel=2e-2), name
-
-
-def test_derivatives_of_patches_and_of_a_soft_prompt(packed: tuple[ModelConfig, Params]):
-    cfg, params = packed
-    rng = np.random.default_rng(1)
-    soft = xla.rows(params.token_embd, jnp.arange(3, dtype=jnp.int32))[None]
-    at = {"soft": soft, "vector": jnp.zeros(cfg.n_embd)}
-
-    @jax.jit
-    def loss(of: dict[str, jax.Array]) -> jax.Array:
-        logits, _, _ = forward_traced(
-            params,
-            *(TOKENS, POSITIONS, fresh(cfg)),
-            cfg=cfg,
-            embeddings=of["soft"],
-            patches={"blk.0.residual": lambda x: x + of["vector"][None, None]},
-        )
-        return loss_of(logits)
-
-    found = jax.jit(jax.grad(loss))(at)
-    for name, own_slope in found.items():
-        noise = rng.standard_normal(own_slope.shape)
-        direction = np.asarray(own_slope / jnp.linalg.norm(own_slope) + 0.05 * noise, np.float32)
-        moved = {**{k: jnp.zeros_like(v) for k, v in at.items()}, name: jnp.asarray(direction)}
-        expected = slope(loss, at, moved, 0.005)
-        assert float(jnp.vdot(own_slope, direction)) == pytest.approx(expected, rel=2e-2), name
-
-
-# Many at once.
-
-
-def test_vmap_over_prompts():
-    cfg, params = model("gemma3")
-    names = ("blk.*.attn_out", "blk.1.scores", "embd")
-    both = jnp.asarray(np.stack([TOKENS, OTHERS]))
-
-    def one(ids: jax.Array) -> tuple:
-        logits, _, found = forward_traced(
-            params, ids, POSITIONS, fresh(cfg), cfg=cfg, names=names, differentiable=False
-        )
-        return logits, found
-
-    logits, found = jax.jit(jax.vmap(one))(both)
-    for i, ids in enumerate((TOKENS, OTHERS)):
-        expected, single = traced("gemma3", names, ids)
-        assert_close(logits[i, 0], expected)
-        assert list(found) == list(single)
-        for name in single:
-            assert_close(found[name][i], single[name])
-
-
-def test_vmap_over_patches():
-    cfg, params = model("llama")
-    rows = jnp.eye(T, dtype=bool)[:, None, :, None]  # each position by itself
-
-    def one(where: jax.Array) -> tuple:
-        patch = {"blk.1.residual": Replace(0.0, where)}
-        logits, _, found = forward_traced(
-            params, TOKENS, POSITIONS, fresh(cfg), cfg=cfg, names="blk.2.up", patches=patch
-        )
-        return logits, found["blk.2.up"]
-
-    logits, up = jax.jit(jax.vmap(one))(rows)
-    for position in (0, 5):
-        patch = {"blk.1.residual": Replace(0.0, rows[position])}
-        expected, found = patched("llama", patch, "blk.2.up")
-        assert_close(logits[position, 0], expected)
-        assert_close(up[position], found["blk.2.up"])
-
-
-def test_vmap_over_sampling_keys():
-    logits = jnp.asarray(traced("llama")[0][-1:])
-    chosen = [SamplingParams(temperature=1.5, top_k=20, seed=seed) for seed in range(6)]
-    states = [init_state(c, []) for c in chosen]
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
-    args = chosen[0].arrays()
-    one = jax.jit(lambda state: sample(logits, state, args))
-    tokens, _ = jax.jit(jax.vmap(one))(stacked)
-    expected = [int(one(state)[0][0]) for state in states]
-    assert tokens[:, 0].tolist() == expected
-    assert len(set(expected)) > 1

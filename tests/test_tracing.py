@@ -128,7 +128,7 @@ def test_what_does_not_fit_is_refused(engine: Engine, monkeypatch: pytest.Monkey
     monkeypatch.setattr(tracing, "MAX_BYTES", 50_000)
     with pytest.raises(
         EngineError,
-        match=r"70 values of 1.* MB .* 0.05 MB .*is weights, \[1, 4, 32, 32\] or 0.016 MB each",
+        match=r"70 values of 0.684 MB .* 0.05 MB .*is scores, \[1, 4, 32, 32\] or 0.016 MB each",
     ):
         engine.trace(IDS[:30], ["blk.*.*", "embd"])
 

@@ -24,7 +24,7 @@ class Replace:
         where: bool, likewise: where it is False, the value stays. None for everywhere.
     """
 
-    value: Array | np.ndarray
+    value: Array | np.ndarray | float
     where: Array | np.ndarray | None = None
 
 
@@ -33,7 +33,7 @@ class Replace:
 class Add:
     """An array that is added to a value; attributes as of `Replace`."""
 
-    value: Array | np.ndarray
+    value: Array | np.ndarray | float
     where: Array | np.ndarray | None = None
 
 

@@ -9,8 +9,7 @@ empty slot is read) are dealt out in turns: P programs share however many are fi
     program      0     1   2   0   1   2   0
 
 Each leaves a softmax of its own: the largest score, the sum of weights, the weighted sum of values.
-A second small kernel merges them (log-sum-exp) where XLA would need several: in decode, launches
-are what small operations cost.
+`attention_merge` makes one of them.
 
 There are two forms of the same sum.
 
@@ -38,20 +37,18 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 from jaxtyping import Array, Float, Int
 
+from minfer_jax.pallas import attention_merge, blocks
 from minfer_jax.pallas import attention_tiles as tiles
-from minfer_jax.pallas import blocks
 from minfer_jax.pallas.scoring import NEVER, Scoring, capped, seen, visible_blocks
 from minfer_jax.quant.cache import Cache
 
 NAME = "attention_decode"
-MERGE = "attention_merge"
 MOST_POSITIONS = 8
 MOST_ROWS = 64
 _SUMMED_ROWS = 8  # up to so many rows of float32 are multiplied and summed
 _LEAST = 16  # the smallest side of a product
 _PROGRAMS = 512  # that fill a large device, at 4 warps each
 _MOST_SPLITS = 128
-_MERGED_COLUMNS = 64  # that a program of the merge has
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,12 +75,13 @@ def default(q: Float[Array, "B T N H"], k: Cache, v: Cache, dtype: str) -> Confi
     width = tiles.padded(max(h, v.shape[4]), _LEAST)
     if _summed(rows, dtype):
         block = min(64, (2048 if rows <= 4 else 1024) // width)
-        block, stages = min(block, tiles.padded(n_slots)), 1
+        block, warps, stages = min(block, tiles.padded(n_slots)), 4, 1
     else:
         values, stages = (4096, 1) if dtype == "float32" else (8192, 2)
         block = min(64, values // width, tiles.padded(n_slots, _LEAST))
+        warps = 4 if rows <= 32 else 8
     wanted = min(_MOST_SPLITS, -(-_PROGRAMS // (b * heads_kv)), pl.cdiv(n_slots, block))
-    return Config(block=block, splits=tiles.padded(wanted), warps=4, stages=stages)
+    return Config(block=block, splits=tiles.padded(wanted), warps=warps, stages=stages)
 
 
 def supports(q: Float[Array, "B T N H"], k: Cache, v: Cache) -> str | None:
@@ -103,6 +101,8 @@ def case(q: Float[Array, "B T N H"], k: Cache, v: Cache, dtype: str) -> str:
     return f"{heads} {tiles.cache_kind(k)} {dtype} tokens {batch}x{t}"
 
 
+# Traced and lowered once for a shape, however many layers call it.
+@functools.partial(jax.jit, static_argnames=("scoring", "config", "interpret"))
 def attention(
     q: Float[Array, "B T N H"],
     k: Cache,
@@ -188,7 +188,7 @@ def attention(
         interpret=interpret,
         name=NAME,
     )(layer.astype(jnp.int32), at, k_positions, q, k, v)
-    return _merged(top, total, acc, sinks, t, interpret)
+    return attention_merge.merged(top, total, acc, sinks, t, interpret=interpret)
 
 
 def _summed(rows: int, dtype: str) -> bool:
@@ -254,7 +254,7 @@ def _kernel(
 
         states = [tiles.unseen(block, acc_ref.shape[-1])] * rows
         for m, state in enumerate(lax.fori_loop(jnp.int32(0), turns, step, states)):
-            top, total, acc = _lanes_merged(*state)
+            top, total, acc = attention_merge.as_one(*state)
             top_ref[m], total_ref[m] = top, total
             plt.store(acc_ref.at[pl.ds(m, 1), :], acc[None], mask=columns_v[None] & (turns > 0))
     else:
@@ -289,86 +289,3 @@ def _by_lane(
     shrink = jnp.where(larger, smaller, 1.0)
     total = total * shrink + weights
     return jnp.maximum(top, scores), total, acc * shrink[:, None] + weights[:, None] * v
-
-
-def _lanes_merged(
-    top: Float[Array, " P"], total: Float[Array, " P"], acc: Float[Array, "P Hv"]
-) -> tuple[Array, Array, Array]:
-    """P running softmaxes of the same row as one: scalar, scalar, [Hv]."""
-    new_top = top.max()
-    factor = jnp.exp(top - new_top)
-    return new_top, (total * factor).sum(), (acc * factor[:, None]).sum(0)
-
-
-def _merged(
-    top: Float[Array, "B K M P"],
-    total: Float[Array, "B K M P"],
-    acc: Float[Array, "B K M P Hv"],
-    sinks: Float[Array, " N"] | None,
-    t: int,
-    interpret: bool,
-) -> Float[Array, "B T N Hv"]:
-    """The attention of each row, from what P programs found; acc is not set where total is 0."""
-    b, heads_kv, rows, splits, h_v = acc.shape
-    groups = rows // t
-    columns = min(_MERGED_COLUMNS, tiles.padded(h_v))
-    chunks = pl.cdiv(h_v, columns)
-
-    def head(i: Array, kv_head: Array) -> Array:
-        return kv_head * groups + lax.rem(lax.div(i, jnp.int32(chunks)), jnp.int32(groups))
-
-    def chunk(i: Array) -> Array:
-        return lax.rem(i, jnp.int32(chunks))
-
-    def row(i: Array) -> Array:
-        return lax.div(i, jnp.int32(chunks))
-
-    numbers = pl.BlockSpec((None, None, None, splits), lambda i, kv, b: (b, kv, row(i), 0))
-    return pl.pallas_call(
-        functools.partial(_merge_kernel, h_v=h_v, chunks=chunks),
-        grid=(rows * chunks, heads_kv, b),
-        in_specs=[
-            numbers,
-            numbers,
-            pl.BlockSpec(
-                (None, None, None, splits, columns),
-                lambda i, kv, b: (b, kv, row(i), 0, chunk(i)),
-            ),
-            None if sinks is None else pl.BlockSpec((None,), lambda i, kv, b: (head(i, kv),)),
-        ],
-        out_specs=pl.BlockSpec(
-            (None, None, None, columns),
-            lambda i, kv, b: (b, lax.div(row(i), jnp.int32(groups)), head(i, kv), chunk(i)),
-        ),
-        out_shape=jax.ShapeDtypeStruct((b, t, heads_kv * groups, h_v), jnp.float32),
-        compiler_params=plt.CompilerParams(num_warps=4, num_stages=1),
-        interpret=interpret,
-        name=MERGE,
-    )(top, total, acc, sinks)
-
-
-def _merge_kernel(
-    top_ref: Any,  # P
-    total_ref: Any,  # P
-    acc_ref: Any,  # P Hv
-    sink_ref: Any | None,
-    out_ref: Any,  # Hv
-    *,
-    h_v: int,
-    chunks: int,
-):
-    top, total = top_ref[...], total_ref[...]
-    columns = acc_ref.shape[1]
-    start = lax.rem(pl.program_id(0), jnp.int32(chunks)) * columns
-    inside = start + jnp.arange(columns, dtype=jnp.int32) < h_v
-    # NaN is not 0: it goes on to the result.
-    filled = inside[None] & (total != 0.0)[:, None]
-    acc = plt.load(acc_ref, mask=filled, other=jnp.float32(0))
-    new_top, new_total, new_acc = _lanes_merged(top, total, acc)
-    if sink_ref is not None:  # one more score, without a value
-        sink = sink_ref[()]
-        larger = jnp.maximum(new_top, sink)
-        shrink = jnp.exp(new_top - larger)
-        new_total = new_total * shrink + jnp.exp(sink - larger)
-        new_acc = new_acc * shrink
-    plt.store(out_ref, tiles.quotient(new_acc, new_total), mask=inside)

@@ -80,6 +80,8 @@ def case(q: Float[Array, "B T N H"], k: Cache, v: Cache, dtype: str) -> str:
     return f"{heads} {tiles.cache_kind(k)} {dtype} tokens {q.shape[1]}"
 
 
+# Traced and lowered once for a shape, however many layers call it.
+@functools.partial(jax.jit, static_argnames=("scoring", "config", "interpret"))
 def attention(
     q: Float[Array, "B T N H"],
     k: Cache,

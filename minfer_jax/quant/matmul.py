@@ -1,6 +1,8 @@
 """The quantised product: checks its arguments and chooses an implementation."""
 
 import functools
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
@@ -11,6 +13,8 @@ from minfer_jax.quant import kernels, native, xla
 from minfer_jax.quant.native import calls
 from minfer_jax.quant.prologue import Gate, Norm, Prologue, applied
 from minfer_jax.quant.qtensor import QTensor
+
+log = logging.getLogger(__name__)
 
 # Up to this many rows of x, reading packed words beats unpacking the weight first.
 MATVEC_ROWS = 4  # in plain XLA
@@ -34,6 +38,8 @@ class Arithmetic:
 
 
 EXACT = Arithmetic()
+
+Product = Callable[[Array, QTensor], Array]
 
 
 def qmatmul(
@@ -85,6 +91,10 @@ def has_kernel(w: QTensor, choice: str) -> bool:
 
 def few_rows(choice: str) -> int:
     """Up to how many rows are worked on as one row is, which is what is cheap."""
+    if kernels.use_pallas(choice):
+        from minfer_jax.pallas import matvec  # slow to import, and not needed on a CPU
+
+        return matvec.MOST_ROWS
     return NATIVE_ROWS if kernels.use_native(choice) else MATVEC_ROWS
 
 
@@ -115,12 +125,30 @@ def _product(
             bfloat16=not few and many == jnp.bfloat16,
         )
         return out if own_post else _finished(out, post, plus)
+    plain = functools.partial(_plain, dtype=many)
+    pallas = _pallas(len(x), w, many) if kernels.use_pallas(arithmetic.kernels) else None
     x = applied(x, prologue)
-    if len(x) <= MATVEC_ROWS:
-        out = xla.matvec(x, w)
-    else:
-        out = xla.dot(x.astype(many), xla.dequantize(w, many))
+    out = plain(x, w) if pallas is None else kernels.on_cuda(pallas, plain, x, w)
     return _finished(out, post, plus)
+
+
+def _plain(x: Float[Array, "M K"], w: QTensor, *, dtype: jnp.dtype) -> Float[Array, "M N"]:
+    """In plain XLA; factors of many rows are rounded to `dtype`."""
+    if len(x) <= MATVEC_ROWS:
+        return xla.matvec(x, w)
+    return xla.dot(x.astype(dtype), xla.dequantize(w, dtype))
+
+
+def _pallas(m: int, w: QTensor, dtype: jnp.dtype) -> Product | None:
+    """The Pallas kernel for m rows of x, or None where such a weight has none."""
+    from minfer_jax.pallas import matmul, matvec  # slow to import, and not needed on a CPU
+
+    few = m <= matvec.MOST_ROWS
+    refused = matvec.supports(w) if few else matmul.supports(w)
+    if refused is not None:
+        log.debug("no Pallas kernel for a product: %s", refused)
+        return None
+    return matvec.matvec if few else functools.partial(matmul.matmul, dtype=dtype.name)
 
 
 def _finished(out: Array, post: Norm | None, plus: Array | None) -> Float[Array, "M N"]:

@@ -13,22 +13,16 @@ from pathlib import Path
 import numpy as np
 
 import minfer_jax
+from minfer_jax.divergence import log_softmax
 
 TEXT = Path(__file__).parents[2] / "LICENSE"
 N_DECODE = 64  # tokens; of the prefill, all
 
 
-def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """Of the last axis, in float64."""
-    x = logits.astype(np.float64)
-    x -= x.max(-1, keepdims=True)
-    return x - np.log(np.exp(x).sum(-1, keepdims=True))
-
-
 def divergence(exact: np.ndarray, logits: np.ndarray) -> float:
     """Mean over rows of KL(exact || logits); `exact` holds logarithms of probabilities."""
     exact = exact[: len(logits)]
-    return float((np.exp(exact) * (exact - log_softmax(logits))).sum(-1).mean())
+    return float((np.exp(exact) * (exact - log_softmax(logits)[0])).sum(-1).mean())
 
 
 def peer_logits(path: str, tokens: list[int]) -> np.ndarray | None:
@@ -49,7 +43,7 @@ def main(paths: list[str]) -> None:
         engine = minfer_jax.load(path, n_ctx=512, precision="highest")
         assert engine.tokenizer is not None
         tokens = engine.tokenizer.encode(TEXT.read_text(encoding="utf-8"))[:512]
-        exact = log_softmax(engine.logits(tokens))
+        exact, _ = log_softmax(engine.logits(tokens))
         engine = minfer_jax.load(path, n_ctx=512)
         found = [engine.logits(tokens), engine.logits(tokens[:N_DECODE], chunk=1)]
         if (peer := peer_logits(path, tokens)) is not None:
