@@ -4,7 +4,7 @@
       {"kind": "prefill", "graph": {see graph_text}, "steps": [
         {"token": null, "text": "", "logits_top": [[253, 0.31], .. 5 of them],
          "nodes": [{"id": 3, "dtype": "f32",
-                    "stats": {"min": -1.0, "max": 2.0, "mean": 0.1, "absmax": 2.0},
+                    "stats": {"min": -1.0, "max": 2.0, "mean": 0.1, "absmean": 0.7},
                     "values": [0.5, ..], "stride": 324, "n": 20736}, ..]}]},
       {"kind": "decode", "graph": .., "steps": [{"token": 253, "text": " a", ..}, ..]}]}
 

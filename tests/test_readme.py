@@ -35,6 +35,7 @@ NOT_RUN = {
     "python -m minfer_jax.generate [flags]": "the form of a command",
     "python -m minfer_jax.generate --cnv": "is `chat`, which runs",
     "python -m minfer_jax.generate --device gpu": "needs a GPU",
+    "python -m minfer_jax.viz": "serves until Ctrl-C",
     "python -m minfer_jax.chat smollm2 --control-vector": "the tiny model's one layer takes none",
     "| ": "what bench prints",
 }

@@ -7,9 +7,9 @@ token, and a phase of a run may go through in several calls, each of which gives
     calls                 0 1 2 3|4 5 6 7|8 9 - -   4 rows each; - is padding and not counted
     samples               ^     ^     ^     ^       stride 3, whichever call has the row
 
-A part is one vector, float32 [4 + SAMPLES]:
+A part is one vector, float32 [5 + SAMPLES]:
 
-    min  max  sum  count    sample 0 .. sample 63
+    min  max  sum  sum of |x|  count    sample 0 .. sample 63
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ from minfer_jax.model.names import ROWS
 from minfer_jax.model.tap import Key
 
 SAMPLES = 64
-_STATS = 4
+_STATS = 5
 
 
 @jax.tree_util.register_dataclass
@@ -45,7 +45,7 @@ class Summary:
     slots: Int[Array, ""] | np.ndarray
     at: Mapping[Key, Int[Array, "SAMPLES axes"] | np.ndarray]
 
-    def __call__(self, name: str, value: Array) -> Float[Array, " 4+SAMPLES"]:
+    def __call__(self, name: str, value: Array) -> Float[Array, " 5+SAMPLES"]:
         """The part of a value, of a batch of one. Masked scores are not counted."""
         t, s = _axes(name)
         at, x = self.at[name, value.shape], value[0].astype(jnp.float32)
@@ -66,7 +66,7 @@ class Summarised:
     Attributes:
         name: in full.
         dtype: of the value, float32 or int32.
-        stats: min, max, mean and absmax of what is finite; None where nothing is.
+        stats: min, max, mean and absmean (of |x|) of what is finite; None where nothing is.
         values: samples, one after every `stride` of the value's numbers; not finite where it is.
         stride: see there.
         n: of its numbers.
@@ -105,7 +105,7 @@ def joined(
     name: str,
     dtype: str,
     shape: list[int],
-    parts: Float[np.ndarray, "calls 4+SAMPLES"],
+    parts: Float[np.ndarray, "calls 5+SAMPLES"],
 ) -> Summarised:
     """A value's parts as one.
 
@@ -117,14 +117,14 @@ def joined(
     """
     n, stride = int(np.prod(shape, dtype=np.int64)), _stride(shape)
     low, high = parts[:, 0].min(), parts[:, 1].max()
-    total, count = parts[:, 2:_STATS].sum(axis=0, dtype=np.float64)
-    found = (low, high, total / max(count, 1.0), max(-low, high))
+    total, absolute, count = parts[:, 2:_STATS].sum(axis=0, dtype=np.float64)
+    found = (low, high, total / max(count, 1.0), absolute / max(count, 1.0))
     return Summarised(
         name=name,
         dtype=dtype,
         stats={
             stat: float(value) if count else None
-            for stat, value in zip(("min", "max", "mean", "absmax"), found, strict=True)
+            for stat, value in zip(("min", "max", "mean", "absmean"), found, strict=True)
         },
         values=parts[:, _STATS : _STATS + -(-n // stride)].sum(axis=0),
         stride=stride,
@@ -132,18 +132,20 @@ def joined(
     )
 
 
-def _stats(x: Array, counts: Bool[Array, "..."]) -> Float[Array, " 4"]:
-    """min, max, sum and count, in one pass: four of XLA's own take five times as long on a CPU."""
+def _stats(x: Array, counts: Bool[Array, "..."]) -> Float[Array, " 5"]:
+    """min, max, both sums and count, in one pass: XLA's own take five times as long on a CPU."""
     inf = jnp.float32(jnp.inf)
-    start = (inf, -inf, jnp.float32(0), jnp.float32(0))
-    each = [jnp.where(counts, x, without) for without in start[:3]]
+    start = (inf, -inf, jnp.float32(0), jnp.float32(0), jnp.float32(0))
+    numbers = (x, x, x, jnp.abs(x), jnp.ones_like(x))
+    each = [jnp.where(counts, n, without) for n, without in zip(numbers, start, strict=True)]
 
     def join(a: tuple, b: tuple) -> tuple:
-        return jnp.minimum(a[0], b[0]), jnp.maximum(a[1], b[1]), a[2] + b[2], a[3] + b[3]
+        sums = (one + other for one, other in zip(a[2:], b[2:], strict=True))
+        return jnp.minimum(a[0], b[0]), jnp.maximum(a[1], b[1]), *sums
 
     axes = range(x.ndim - 1)  # the last one remains, along which vectors are
-    found = lax.reduce((*each, counts.astype(jnp.float32)), start, join, axes)
-    return jnp.stack([jnp.min(found[0]), jnp.max(found[1]), jnp.sum(found[2]), jnp.sum(found[3])])
+    found = lax.reduce(tuple(each), start, join, axes)
+    return jnp.stack([jnp.min(found[0]), jnp.max(found[1]), *map(jnp.sum, found[2:])])
 
 
 def _stride(shape: list[int]) -> int:
