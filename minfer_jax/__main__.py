@@ -12,6 +12,7 @@ COMMANDS = {
     "models": "list, look at, download and remove models",
     "quantize": "make a smaller file of a model",
     "bench": "measure speed",
+    "viz": "look inside a run, in a browser",
     "compare": "hold two models against each other; perplexity",
 }
 

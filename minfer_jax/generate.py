@@ -5,6 +5,7 @@ Standard output carries the generated text alone; everything else goes to standa
 
 import dataclasses
 import gc
+import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ from absl import app
 
 from minfer_jax.command import guarded, keep_arguments, leave, say, shown, with_flags
 from minfer_jax.context import check_prompt_fits
+from minfer_jax.dump_flags import DUMP, TRACE, Dumps, asked
 from minfer_jax.engine import Engine
 from minfer_jax.generate_flags import Options, conversation, help_all, help_text, parse
 from minfer_jax.gguf import GGUFFile
@@ -53,6 +55,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _run(options: Options) -> int:
     common = options.common
+    told = asked(os.environ)
+    _check_dumps(told, options)
+    options.graph.check()
     if common.prompt is not None:
         _check_prompt(common.prompt)  # nothing is fetched or read for no prompt
     file, cfg = opened(common)
@@ -64,10 +69,29 @@ def _run(options: Options) -> int:
     say(f"Prompt: {len(ids)} tokens")
     draft = None if options.draft is None else opened(_of_draft(options))[0]
     model = loaded(file, tokenizer, common, max(common.n_ctx, len(ids)))
+    if options.graph.wanted:
+        from minfer_jax.graph_dump import write_graphs  # which an answer need not wait for
+
+        write_graphs(model, ids, options.graph)
+        return 0
     if options.samples > 1:
-        return _reported(model.engine, _samples(model, prompt, options))
-    extra = {} if draft is None else {"draft": _drafter(model, draft, options)}
-    return _reported(model.engine, _answer(model, tokenizer, ids, options, extra))
+        pieces = _samples(model, prompt, options)
+    else:
+        extra = {} if draft is None else {"draft": _drafter(model, draft, options)}
+        pieces = _answer(model, tokenizer, ids, options, extra)
+    status = _reported(model.engine, pieces)
+    if told.wanted:
+        from minfer_jax.dumps import tell  # likewise
+
+        tell(model, told, common.sampling, prompt, ids)
+    return status
+
+
+def _check_dumps(told: Dumps, options: Options) -> None:
+    """Refuse what cannot be told of a run."""
+    if told.rerun and (options.samples > 1 or options.context_shift):
+        name = "samples" if options.samples > 1 else "context-shift"
+        raise UsageError(f"{TRACE} and {DUMP} tell of one whole text: leave out --{name}")
 
 
 def _of_draft(options: Options) -> ModelOptions:

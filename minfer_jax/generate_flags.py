@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minfer_jax.adapter_flags import ADAPTER_FLAGS
+from minfer_jax.dump_flags import DUMP_FLAGS, GraphDump, graph_dump
 from minfer_jax.flag_table import HELP_ALL, Flag, help_rows
 from minfer_jax.model_flags import (
     ANSWER_FLAGS,
@@ -60,6 +61,7 @@ _GROUPS = (  # as --help-all lists them
     ("The model", LOAD_FLAGS),
     ("Adapters", ADAPTER_FLAGS),
     ("Speculation", DRAFT_FLAGS),
+    ("What the model does, written down instead of an answer", DUMP_FLAGS),
 )
 FLAGS = tuple(flag for _, group in _GROUPS for flag in group)
 
@@ -93,6 +95,7 @@ class Options:
         samples: how many answers; more than one are written as JSON.
         draft: reference of a smaller model that guesses, or None.
         draft_max: guesses that one call checks, or None for the usual number.
+        graph: files that the model's graph is to be written to, instead of an answer.
     """
 
     common: ModelOptions
@@ -104,6 +107,7 @@ class Options:
     samples: int
     draft: str | None
     draft_max: int | None
+    graph: GraphDump
 
 
 def help_text() -> str:
@@ -162,4 +166,5 @@ def parse(argv: Sequence[str]) -> Options:
         samples=value["samples"],
         draft=value["draft"],
         draft_max=value["draft-max"],
+        graph=graph_dump(value),
     )

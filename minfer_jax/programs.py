@@ -245,17 +245,25 @@ class Programs:
         self._programs[name] = program
         self._note(name, begin, cached)
 
-    def compile_other(self, name: str, function: Callable, arguments: tuple) -> Callable:
+    def compile_other(
+        self, name: str, function: Callable, arguments: tuple, donated: tuple[int, ...] = ()
+    ) -> jax.stages.Compiled:
         """Compile a function that is none of those above; its caller keeps the program.
 
         Args:
             name: that it is noted by.
             function: what a trace runs; the first argument is the weights.
             arguments: such as it will be called with.
+            donated: those that it may write over.
         """
         begin, hits = time.perf_counter(), _cache_hits
-        options = _COMPILER_OPTIONS.get(platform_of(arguments[0]))
-        program = jax.jit(function, compiler_options=options).lower(*arguments).compile()
+        platform = platform_of(arguments[0])
+        jitted = jax.jit(
+            function,
+            donate_argnums=donated if platform in _DONATING else (),
+            compiler_options=_COMPILER_OPTIONS.get(platform),
+        )
+        program = jitted.lower(*arguments).compile()
         self._note(name, begin, _cache_hits > hits)
         return program
 

@@ -72,10 +72,7 @@ class Tracer:
                 double up to n_ctx.
             programs: where compiles are noted.
         """
-        if cfg.long_rope is not None:  # the engine's context decides, not the number of rows
-            longer = n_ctx > cfg.long_rope[0]
-            cfg = replace(cfg, long_rope=(0, cfg.long_rope[1]) if longer else None)
-        self._cfg, self._n_ctx = cfg, n_ctx
+        self._cfg, self._n_ctx = of_context(cfg, n_ctx), n_ctx
         self._buckets, self._programs = buckets, programs
         self._compiled: OrderedDict[object, Callable[..., tuple[Array, Kept]]] = OrderedDict()
 
@@ -213,6 +210,14 @@ class Patched:
                 raise EngineError("an engine takes token ids: give them, or use a LanguageModel")
             text = self.encode(text)
         return self.run(text, names)
+
+
+def of_context(cfg: ModelConfig, n_ctx: int) -> ModelConfig:
+    """The model as it is in a context of n_ctx, for a KV state that holds less."""
+    if cfg.long_rope is None:
+        return cfg
+    longer = n_ctx > cfg.long_rope[0]
+    return replace(cfg, long_rope=(0, cfg.long_rope[1]) if longer else None)
 
 
 def _run(

@@ -78,6 +78,18 @@ def _let_others_read(file: IO[bytes]) -> None:
     os.chmod(file.name, 0o666 & ~mask)
 
 
+def check_writable(path: Path) -> None:
+    """See whether `replacing` could begin, before the work that leads to it.
+
+    Raises:
+        OSError: the folder is not there or cannot be written to, or `path` is there and no file.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is there, and no file", str(path))
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix="."):
+        pass
+
+
 def _sync_folder(folder: Path) -> None:
     """Bring the new name to the disk too, where the system lets a folder be opened."""
     try:

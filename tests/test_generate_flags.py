@@ -6,6 +6,7 @@ import re
 import pytest
 
 from minfer_jax import presets, sources
+from minfer_jax.dump_flags import GraphDump
 from minfer_jax.generate_flags import FLAGS, Options, conversation, help_all, help_text, parse
 from minfer_jax.model_flags import ModelOptions
 from minfer_jax.sampling import SamplingParams
@@ -44,6 +45,7 @@ DEFAULTS = Options(
     samples=1,
     draft=None,
     draft_max=None,
+    graph=GraphDump(dot=None, json=None, xla=False),
 )
 IN_COMMON = {field.name for field in dataclasses.fields(ModelOptions)}
 SAMPLING = {field.name for field in dataclasses.fields(SamplingParams)}

@@ -35,6 +35,7 @@ NOT_RUN = {
     "python -m minfer_jax.generate [flags]": "the form of a command",
     "python -m minfer_jax.generate --cnv": "is `chat`, which runs",
     "python -m minfer_jax.generate --device gpu": "needs a GPU",
+    "python -m minfer_jax.viz": "serves until Ctrl-C",
     "python -m minfer_jax.chat smollm2 --control-vector": "the tiny model's one layer takes none",
     "| ": "what bench prints",
 }
@@ -60,8 +61,9 @@ SILENT = ("quantize", "models")  # on standard output; `models rm` for one
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """A command line: a module's name and arguments, and the files of its redirections."""
+    """A command line: variables before it, a module's name and arguments, files redirected to."""
 
+    variables: dict[str, str]
     module: str
     argv: list[str]
     stdin: str | None
@@ -96,8 +98,13 @@ def parsed(line: str) -> Command:
         else:
             assert not set(word) <= set("<>|;&"), f"{word} is not understood in: {line}"
             plain.append(word)
+    variables = {}
+    while re.match("[A-Z_]+=", plain[0]):
+        name, _, value = plain.pop(0).partition("=")
+        variables[name] = value
     assert plain[:2] == ["python", "-m"], line
     return Command(
+        variables=variables,
         module=plain[2].removeprefix("minfer_jax."),
         argv=plain[3:],
         stdin=places["<"],
@@ -155,13 +162,15 @@ def test_the_lists_are_of_what_there_is():
 def test_a_command_runs(place, monkeypatch, capfd, line):
     command = parsed(line)
     typed = (place / command.stdin).read_bytes() if command.stdin else b"Hello.\n"
+    for name, value in command.variables.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(typed)))
     main = importlib.import_module(f"minfer_jax.{command.module}").main
     status = main([command.module, *command.argv, *SHORTER.get(command.module, [])])
     out, err = capfd.readouterr()
     assert status == 0, err
     assert "error" not in err
-    assert out or command.module in SILENT, "it prints something"
+    assert out or "exported to" in err or command.module in SILENT, "it prints something"
 
 
 def test_the_python_runs(place, capsys):
@@ -178,5 +187,5 @@ def test_a_line_that_is_not_understood_fails():
             parsed(line)
     command = parsed("python -m minfer_jax.bench 'a b' -n 1 < in.txt > out.txt  # why")
     assert command == Command(
-        module="bench", argv=["a b", "-n", "1"], stdin="in.txt", stdout="out.txt"
+        variables={}, module="bench", argv=["a b", "-n", "1"], stdin="in.txt", stdout="out.txt"
     )

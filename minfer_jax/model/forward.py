@@ -211,16 +211,30 @@ def _forward(
         carry = run(carry, *last, rows=_last_rows(positions, n_out))
 
     x, k, v, kept = carry
+    logits = head(x, params, cfg, outside)
+    if outside is not None:
+        kept = {**kept, **outside.kept}
+    return logits, KVState(k=k, v=v, positions=(held[0], held[1])), kept
+
+
+def head(
+    x: Float[Array, "B T D"], params: Params, cfg: ModelConfig, outside: Values | None = None
+) -> Float[Array, "B T V"]:
+    """The logits of rows of the residual stream.
+
+    Args:
+        x: what the last layer gives.
+        params: weights.
+        cfg: static.
+        outside: where the values that belong to no layer are named; None for nowhere.
+    """
     x, norm = normed(outside, "output_norm", x, params.output_norm)
     logits = linear(x, params.output, cfg.arithmetic, norm)
     if cfg.logit_scale != 1.0:
         logits = logits * jnp.float32(cfg.logit_scale)
     if cfg.final_softcap:
         logits = cfg.final_softcap * jnp.tanh(logits / cfg.final_softcap)
-    if outside is not None:
-        logits = outside("logits", logits)
-        kept = {**kept, **outside.kept}
-    return logits, KVState(k=k, v=v, positions=(held[0], held[1])), kept
+    return logits if outside is None else outside("logits", logits)
 
 
 def _layers(

@@ -162,6 +162,7 @@ AFTER = {
     "logits": Row(axes="B T V", what="the logits, scaled and capped", llama_cpp="result_output"),
 }
 OF_LAYERS = frozenset(OF_LAYER)
+ROWS = {**BEFORE, **OF_LAYER, **AFTER}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,8 @@ only what is asked for takes memory. Without a tap none of this is in a program.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -106,24 +108,40 @@ class Functions:
         return lax.switch(row, [*map(through, self.functions), lambda value: value], value)
 
 
-Edit = Arrays | Functions
+class Edit(Protocol):
+    """What changes values: `Arrays`, `Functions`."""
+
+    def applied(self, value: Array, layer: Array) -> Array:
+        """The value of a layer as it is from here on."""
+        ...
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class Tap:
-    """What is kept, and what is changed, by name and shape; edits in order."""
+    """What is kept, and what is changed, by name and shape; edits in order.
+
+    Attributes:
+        kept, edits: see there.
+        summary: given a name and a value, what is kept in its place; None for the value itself.
+    """
 
     kept: Mapping[Key, Rows]
     edits: Mapping[Key, tuple[Edit, ...]]
+    summary: Callable[[str, Array], Array] | None = None
 
     def stacks(self, of_layers: frozenset[str]) -> Kept:
         """Zeros for what the loop over the layers will write."""
         return {
-            key: jnp.zeros((rows.n, *key[1]), rows.dtype)
+            key: jnp.zeros((rows.n, *like.shape), like.dtype)
             for key, rows in self.kept.items()
             if key[0] in of_layers
+            for like in (jax.eval_shape(partial(self.stored, key[0]), _like(key, rows)),)
         }
+
+    def stored(self, name: str, value: Array) -> Array:
+        """What is kept of a value."""
+        return value if self.summary is None else self.summary(name, value)
 
     def plus(self, deltas: Kept) -> "Tap":
         """The same, with something added to all that is kept, last: stacks as they are kept."""
@@ -183,15 +201,20 @@ class Values:
         for edit in self._tap.edits.get(key, ()):
             value = edit.applied(value, layer)
         if (rows := self._tap.kept.get(key)) is not None:
+            new = self._tap.stored(name, value)
             if self._layer is None:
-                self.kept[key] = value[None]
+                self.kept[key] = new[None]
             else:
-                self.kept[key] = self.kept[key].at[rows.of(layer)].set(value, mode="drop")
+                self.kept[key] = self.kept[key].at[rows.of(layer)].set(new, mode="drop")
         return value
 
     def wants(self, *names: str) -> bool:
         """Whether one of these is kept or changed, in any layer: others need not be computed."""
         return any(key[0] in names for key in (*self._tap.kept, *self._tap.edits))
+
+
+def _like(key: Key, rows: Rows) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(key[1], rows.dtype)
 
 
 def normed(
