@@ -51,7 +51,7 @@ def tell(
             for _ in phase.steps:
                 pass
         return
-    with replacing(dumps.trace) as file:
+    with replacing(dumps.trace, shared=True) as file:
         for piece in trace_pieces(model.file.path.name, prompt, rerun.phases()):
             file.write(piece.encode("utf-8", "replace"))
     say(f"[trace] wrote {dumps.trace} ({len(TAGS)} phases)")
@@ -118,7 +118,7 @@ class _Rerun:
             k, v = self._recorder.rows(layer)
             arrays |= {f"kv{layer}k_{tag}.f32": k, f"kv{layer}v_{tag}.f32": v}
         for name, array in arrays.items():
-            with replacing(folder / name, durable=False) as file:
+            with replacing(folder / name, durable=False, shared=True) as file:
                 file.write(array.astype("<f4").tobytes())
         say(f"[graph dump] {tag} ids: {' '.join(str(i) for i in list(ids)[:8])}")
         say(f"[graph dump] wrote {folder / logits} ({step.logits.size} elems)")

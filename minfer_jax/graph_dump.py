@@ -64,5 +64,5 @@ def _compiled(model: LanguageModel, graph: Graph) -> Compiled:
 
 
 def _write(path: Path, text: str) -> None:
-    with replacing(path) as file:
+    with replacing(path, shared=True) as file:
         file.write(text.encode("utf-8", "replace"))

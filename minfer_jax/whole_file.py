@@ -86,7 +86,7 @@ def check_writable(path: Path) -> None:
     """
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is there, and no file", str(path))
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix="."):
+    with _naming(path), tempfile.NamedTemporaryFile(dir=path.parent, prefix="."):
         pass
 
 
