@@ -33,12 +33,11 @@ import jax
 from minfer_jax.bench_bytes import kv_bytes, weight_bytes
 from minfer_jax.bench_table import Columns, Row
 from minfer_jax.bench_tests import PeerResult, Rates, Result
+from minfer_jax.device import backend_name
 from minfer_jax.engine import Engine
 from minfer_jax.gguf import GGUFFile
 from minfer_jax.quant import native
 from minfer_jax.quant.kernels import use_native, use_pallas
-
-_BACKENDS = {"cpu": "CPU", "gpu": "CUDA", "cuda": "CUDA", "mps": "Metal", "mtl": "Metal"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,5 +152,4 @@ def kernels(choice: str) -> str:
 
 def backend() -> str:
     """Where jax runs, as llama-bench names it."""
-    name = jax.default_backend()
-    return _BACKENDS.get(name.lower(), name)
+    return backend_name(jax.default_backend())

@@ -9,6 +9,7 @@ from typing import NoReturn, TypeVar
 
 from absl import flags
 
+from minfer_jax import memory
 from minfer_jax.gguf_header import one_line
 from minfer_jax.usage import UsageError
 
@@ -51,8 +52,8 @@ def guarded(run: Callable[[], int]) -> int:
         return fail(": ".join(told) or str(e))
     except ValueError as e:
         return fail(str(e))
-    except (MemoryError, RuntimeError) as e:  # jax's errors are known by what they say, not loaded
-        if isinstance(e, MemoryError) or "RESOURCE_EXHAUSTED" in str(e):
+    except (MemoryError, RuntimeError) as e:
+        if memory.ran_out(e):
             return fail("out of memory; try a smaller model or --n-ctx")
         raise
     except KeyboardInterrupt:

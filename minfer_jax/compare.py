@@ -6,7 +6,6 @@ the two part.
 """
 
 import json
-import logging as stdlib_logging
 import signal
 import sys
 from collections.abc import Sequence
@@ -14,7 +13,6 @@ from collections.abc import Sequence
 if __name__ == "__main__":  # Ctrl-C during the imports below ends it without a traceback
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-from absl import logging
 from tqdm import tqdm
 
 from minfer_jax import (
@@ -37,6 +35,7 @@ from minfer_jax.gguf import GGUFFile, open_gguf
 from minfer_jax.gguf_header import one_line
 from minfer_jax.language_model import LanguageModel, from_file
 from minfer_jax.model.load import read_model_config
+from minfer_jax.model_command import show_notes
 from minfer_jax.perplexity import Window, run, whole_text, windows
 from minfer_jax.quant.cache import CACHE_TYPES
 from minfer_jax.tokenizer import Tokenizer
@@ -64,9 +63,7 @@ def _run(options: Options) -> int:
     host.use_threads(options.threads)
     for spec in options.specs:
         device.use(options.device, spec.kernels)
-    logging.use_absl_handler()
-    logging.set_verbosity(logging.WARNING)
-    logging.get_absl_handler().setFormatter(stdlib_logging.Formatter("note: %(message)s"))
+    show_notes()
     found = _compared(options)
     try:
         sys.stdout.write(as_text(found, options.worst))

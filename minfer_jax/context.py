@@ -38,6 +38,16 @@ def whole(name: str, value: object, least: int | None = None) -> int:
     return number
 
 
+def smallest_of(sizes: Sequence[int], n: int) -> int:
+    """The smallest of ascending sizes that holds n, or the largest."""
+    return next((size for size in sizes if size >= n), sizes[-1])
+
+
+def power_of_two(n: int, least: int, most: int) -> int:
+    """The next power of two that holds n, from `least` to `most`."""
+    return min(max(least, 1 << (n - 1).bit_length()), most)
+
+
 def buckets(n_ctx: int, chunk: int) -> tuple[int, ...]:
     """The numbers of tokens that a prefill is compiled for; the last is the chunk.
 

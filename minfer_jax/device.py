@@ -21,6 +21,10 @@ _MEMORY = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "XLA_CLIENT_MEM_FRACTION": 
 _OWN = (*_MEMORY, "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_ALLOCATOR")
 
 
+# What a platform of jax is called, in lower case, by llama-bench.
+_BACKENDS = {"cpu": "CPU", "gpu": "CUDA", "cuda": "CUDA", "mps": "Metal", "mtl": "Metal"}
+
+
 class DeviceError(ValueError):
     """There is no such device, or it cannot do what is asked of it. One line."""
 
@@ -90,6 +94,11 @@ def use(name: str, kernels: str = "auto") -> None:
         raise DeviceError(
             f"--kernels pallas needs a CUDA device, and jax has found {found}: leave it at auto"
         )
+
+
+def backend_name(platform: str) -> str:
+    """What llama-bench calls a platform of jax, "CPU", "CUDA" or "Metal"; another is left alone."""
+    return _BACKENDS.get(platform.lower(), platform)
 
 
 def _use(name: str, wanted: _Accelerator) -> None:

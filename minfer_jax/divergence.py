@@ -15,8 +15,8 @@ _BLOCK = 1 << 21  # logits at once: five arrays of float64 of them are 80 MB
 
 
 def log_softmax(
-    logits: Float[np.ndarray, "n V"],
-) -> tuple[Float[np.ndarray, "n V"], Float[np.ndarray, "n V"]]:
+    logits: Float[np.ndarray, "... V"],
+) -> tuple[Float[np.ndarray, "... V"], Float[np.ndarray, "... V"]]:
     """Logarithms of probabilities, and probabilities: float64."""
     logs = logits.astype(np.float64)
     logs -= logs.max(-1, keepdims=True)

@@ -4,12 +4,11 @@ The run itself is as ever. When it has ended, its text is run once more, with it
 so no token depends on whether anybody looks.
 """
 
-import contextlib
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from minfer_jax import progress
 from minfer_jax.command import say
 from minfer_jax.draw_time import seconds_a_draw, timing_line
 from minfer_jax.dump_flags import LOGITS, TAGS, Dumps
@@ -100,7 +99,7 @@ class _Rerun:
 
     def _drawn(self) -> Iterator[tuple[Step, str]]:
         tokenizer, step = self._model.tokenizer, None
-        with _bar(len(self._tokens)) as advance:
+        with progress.bar(len(self._tokens), "tok", "Tracing") as advance:
             for token in self._tokens:
                 step = self._recorder.token(token)
                 data = b"" if tokenizer is None else tokenizer.token_bytes(token)
@@ -122,15 +121,3 @@ class _Rerun:
                 file.write(array.astype("<f4").tobytes())
         say(f"[graph dump] {tag} ids: {' '.join(str(i) for i in list(ids)[:8])}")
         say(f"[graph dump] wrote {folder / logits} ({step.logits.size} elems)")
-
-
-@contextlib.contextmanager
-def _bar(total: int) -> Iterator[Callable[[int], object]]:
-    """A function that takes how many tokens were run; on a terminal it draws a bar."""
-    if not sys.stderr.isatty():
-        yield lambda n: None
-        return
-    from tqdm import tqdm  # not needed elsewhere, and 0.02 s to import
-
-    with tqdm(total=total, unit="tok", desc="Tracing", delay=1.0, leave=False) as bar:
-        yield bar.update

@@ -95,7 +95,7 @@ class Engine:
             steps_per_dispatch=steps_per_dispatch,
             n_known=known,
         )
-        self._tracer = Tracer(cfg, self.n_ctx, self._runner.buckets, self._runner.programs)
+        self._tracer = Tracer(cfg, self.n_ctx, self._runner.buckets, self.compiles)
         self._session: Session | None = None
 
     def generate_tokens(

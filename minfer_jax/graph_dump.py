@@ -2,21 +2,20 @@
 
 import json
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import jax
 
 from minfer_jax.command import say
+from minfer_jax.device import backend_name
 from minfer_jax.dump_flags import GraphDump
 from minfer_jax.graph_text import Compiled, graph_dot, graph_json
 from minfer_jax.language_model import LanguageModel
-from minfer_jax.model import kv_state as kv
 from minfer_jax.model.graph import Graph, graph_of
 from minfer_jax.model.graph_xla import instructions, named_function
 from minfer_jax.model.names import values
 from minfer_jax.model.params import Params
-from minfer_jax.programs import Programs, platform_of
+from minfer_jax.programs import compile_other, platform_of
 from minfer_jax.tracing import of_context
 from minfer_jax.whole_file import replacing
 
@@ -49,17 +48,14 @@ def write_graphs(model: LanguageModel, ids: Sequence[int], dump: GraphDump) -> N
 
 def backend_of(params: Params) -> str:
     """Where a model runs, in minfer's words: cpu, cuda or metal."""
-    platform = platform_of(params).lower()
-    return "cuda" if platform == "gpu" else platform
+    return backend_name(platform_of(params)).lower()
 
 
 def _compiled(model: LanguageModel, graph: Graph) -> Compiled:
     say("Compiling the traced program, its layers one by one ...")
     weights = jax.tree.leaves(model.params)
     rest = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in graph.jaxpr.in_avals[len(weights) :]]
-    state = jax.eval_shape(partial(kv.init, model.cfg, 1))
-    programs = Programs(model.cfg, state)
-    program = programs.compile_other("graph", named_function(graph), (*weights, *rest))
+    program, _ = compile_other("graph", named_function(graph), (*weights, *rest))
     return instructions(program.as_text() or "", [node.name for node in graph.nodes])
 
 

@@ -95,6 +95,17 @@ class KVStore:
         self.state, *others = programs.call(function, params, tokens, positions, state, *rest)
         return others
 
+    def empty(self) -> KVState:
+        """A new state that holds nothing.
+
+        Raises:
+            EngineError: there is no memory for it.
+        """
+        try:
+            return jax.block_until_ready(self._new())
+        except jax.errors.JaxRuntimeError as e:
+            raise self._no_memory() from e
+
     def usable(self, n: int) -> int:
         """n if the state has all rows that queries at position n and later see; else 0."""
         held = self._positions()
@@ -110,7 +121,7 @@ class KVStore:
         """
         held = self._positions()
         if self.state is None or held is None:
-            self.state = self._allocated()
+            self.state = self.empty()
             return
         # Old keys and values may stay: only positions make them visible.
         shown = tuple(jax.device_put([np.where(p < n, p, np.int32(-1)) for p in held]))
@@ -192,12 +203,6 @@ class KVStore:
         except jax.errors.JaxRuntimeError:
             self.drop()
             return None
-
-    def _allocated(self) -> KVState:
-        try:
-            return jax.block_until_ready(self._new())
-        except jax.errors.JaxRuntimeError as e:
-            raise self._no_memory() from e
 
     def _no_memory(self) -> EngineError:
         return EngineError(

@@ -14,6 +14,11 @@ from pathlib import Path
 _M_ARENA_MAX = -8  # malloc.h
 
 
+def ran_out(error: MemoryError | RuntimeError) -> bool:
+    """Whether there was no memory left; jax's errors are known by what they say, not loaded."""
+    return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
+
+
 def share_arenas() -> None:
     """Let all threads that start from now on allocate from one heap.
 

@@ -1,12 +1,12 @@
 """What `--meta` shows about a file and a loaded model, and the bar shown while one loads."""
 
-import contextlib
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from minfer_jax import progress
 from minfer_jax.gguf import GGUFFile
 from minfer_jax.gguf_types import GGML_TYPES
 
@@ -66,20 +66,7 @@ def _scalar(value: Any) -> str:
     return text if len(text) <= _LONG else f"{text[:_LONG]}... ({len(text)} characters)"
 
 
-@contextlib.contextmanager
-def loading_bar(file: GGUFFile) -> Iterator[Callable[[int], None]]:
+def loading_bar(file: GGUFFile) -> AbstractContextManager[Callable[[int], None]]:
     """A function that takes the bytes just read; on a terminal it draws a bar after a second."""
-    if not sys.stderr.isatty():
-        yield lambda n: None
-        return
-    from tqdm import tqdm  # not needed elsewhere, and 0.02 s to import
-
     total = sum(info.nbytes for info in file.tensors.values())
-    with tqdm(
-        total=total, unit="B", unit_scale=True, desc="Loading", delay=1.0, leave=False
-    ) as bar:
-
-        def advance(n: int) -> None:
-            bar.update(n)
-
-        yield advance
+    return progress.bar(total, "B", "Loading", scaled=True)

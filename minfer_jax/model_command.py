@@ -16,6 +16,13 @@ from minfer_jax.model_flags import ModelOptions
 from minfer_jax.tokenizer import Tokenizer
 
 
+def show_notes() -> None:
+    """Let warnings of the log come to standard error, a line each."""
+    logging.use_absl_handler()
+    logging.set_verbosity(logging.WARNING)
+    logging.get_absl_handler().setFormatter(stdlib_logging.Formatter("note: %(message)s"))
+
+
 def opened(options: ModelOptions) -> tuple[GGUFFile, ModelConfig]:
     """Open the file of a model and say what it is.
 
@@ -28,10 +35,7 @@ def opened(options: ModelOptions) -> tuple[GGUFFile, ModelConfig]:
             before anything long begins.
     """
     host.use_threads(options.threads)
-    logging.use_absl_handler()
-    logging.set_verbosity(logging.WARNING)
-    logging.get_absl_handler().setFormatter(stdlib_logging.Formatter("note: %(message)s"))
-
+    show_notes()
     device.use(options.device, options.kernels)
     if options.seed_drawn:
         say(f"Seed: {options.sampling.seed}")

@@ -4,11 +4,11 @@ This is the one place that jits the model. What differs from run to run is data,
 compiled once for its shape.
 """
 
-import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -243,31 +243,6 @@ class Programs:
             if path and not cached:
                 program_cache.save(path, program)
         self._programs[name] = program
-        self._note(name, begin, cached)
-
-    def compile_other(
-        self, name: str, function: Callable, arguments: tuple, donated: tuple[int, ...] = ()
-    ) -> jax.stages.Compiled:
-        """Compile a function that is none of those above; its caller keeps the program.
-
-        Args:
-            name: that it is noted by.
-            function: what a trace runs; the first argument is the weights.
-            arguments: such as it will be called with.
-            donated: those that it may write over.
-        """
-        begin, hits = time.perf_counter(), _cache_hits
-        platform = platform_of(arguments[0])
-        jitted = jax.jit(
-            function,
-            donate_argnums=donated if platform in _DONATING else (),
-            compiler_options=_COMPILER_OPTIONS.get(platform),
-        )
-        program = jitted.lower(*arguments).compile()
-        self._note(name, begin, _cache_hits > hits)
-        return program
-
-    def _note(self, name: str, begin: float, cached: bool) -> None:
         seconds = time.perf_counter() - begin
         self.compiles.append(Compile(name=name, seconds=seconds, cached=cached))
         memory.trim()
@@ -284,23 +259,27 @@ class Programs:
         Args:
             function, params, n_tokens, *rest, batch: as for `compile`.
         """
-        platform = platform_of(params)
-        jitted = jax.jit(
-            partial(function, cfg=self._cfg),
-            donate_argnums=3 if platform in _DONATING else (),
-            compiler_options=_COMPILER_OPTIONS.get(platform),
-        )
+        jitted = _jitted(partial(function, cfg=self._cfg), params, (3,))
         return jitted.trace(*self._arguments(params, n_tokens, rest, batch))
 
-    def recipe(self, function: Callable, params: Params, n_tokens: int, *rest: object) -> Recipe:
-        """How to make a program and run it. Arguments: as for `compile`."""
+    def recipe(
+        self,
+        function: Callable,
+        params: Params,
+        n_tokens: int,
+        *rest: object,
+        empty: Callable[[], KVState],
+    ) -> Recipe:
+        """How to make a program and run it.
+
+        Args:
+            function, params, n_tokens, *rest: as for `compile`.
+            empty: makes a KV state.
+        """
 
         def arguments() -> tuple:
             tokens, positions = np.zeros((1, n_tokens), np.int32), np.arange(n_tokens)[None]
-            state = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), self._kv_shape)
-            empty = [jnp.full_like(held, -1) for held in state.positions]
-            state = dataclasses.replace(state, positions=(empty[0], empty[1]))
-            return params, tokens, positions.astype(np.int32), state, *rest
+            return params, tokens, positions.astype(np.int32), empty(), *rest
 
         return Recipe(
             trace=partial(self.trace, function, params, n_tokens, *rest),
@@ -328,6 +307,37 @@ class Programs:
         n_batch, n_tokens = tokens.shape
         program = self._programs[program_name(function, n_tokens, n_batch)]
         return program(params, tokens, positions, kv_state, *rest)
+
+
+def compile_other(
+    name: str, function: Callable, arguments: tuple, donated: tuple[int, ...] = ()
+) -> tuple[jax.stages.Compiled, Compile]:
+    """Compile a function that is none of those above, for who keeps the program.
+
+    Args:
+        name: that it is known by.
+        function: the first argument is weights.
+        arguments: such as it will be called with.
+        donated: those that it may write over.
+
+    Returns:
+        (the program, what it cost).
+    """
+    begin, hits = time.perf_counter(), _cache_hits
+    program = _jitted(function, arguments[0], donated).lower(*arguments).compile()
+    seconds = time.perf_counter() - begin
+    memory.trim()
+    return program, Compile(name=name, seconds=seconds, cached=_cache_hits > hits)
+
+
+def _jitted(function: Callable, params: Params, donated: tuple[int, ...]) -> Any:
+    """A function as it is compiled for where the weights are."""
+    platform = platform_of(params)
+    return jax.jit(
+        function,
+        donate_argnums=donated if platform in _DONATING else (),
+        compiler_options=_COMPILER_OPTIONS.get(platform),
+    )
 
 
 def platform_of(params: Params) -> str:

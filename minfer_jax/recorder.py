@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from minfer_jax.context import BUCKETS, EngineError
+from minfer_jax.context import BUCKETS, EngineError, power_of_two, smallest_of
 from minfer_jax.model import kv_state as kv
 from minfer_jax.model.config import ModelConfig
 from minfer_jax.model.forward import forward_tapped
@@ -24,7 +24,7 @@ from minfer_jax.model.params import Params
 from minfer_jax.model.patches import tap_of
 from minfer_jax.model.summary import Summarised, Summary, joined, places, sizes
 from minfer_jax.model.tap import Kept, Key, Places, Tap
-from minfer_jax.programs import Compile, Programs
+from minfer_jax.programs import Compile, compile_other
 from minfer_jax.quant.cache import floats
 from minfer_jax.runner import padded
 from minfer_jax.tracing import of_context
@@ -54,6 +54,7 @@ class Recorder:
     Attributes:
         n_slots: tokens that it takes.
         n_rows: that it has run.
+        compiles: the programs that were compiled.
     """
 
     def __init__(
@@ -73,18 +74,13 @@ class Recorder:
         """
         if n_tokens > n_ctx:
             raise EngineError(f"{n_tokens} tokens are to be run, but the context holds {n_ctx}")
-        self.n_slots = min(max(CHUNK, 1 << (n_tokens - 1).bit_length()), n_ctx)
+        self.n_slots = power_of_two(n_tokens, CHUNK, n_ctx)
         self.n_rows = 0
         self._params, self._cfg, self._summed = params, of_context(cfg, n_ctx), summed
-        self._new = make = partial(kv.init, self._cfg, self.n_slots, chunk=self.n_slots)
-        self._state = make()
-        self._programs = Programs(self._cfg, jax.eval_shape(make))
+        self._new = partial(kv.init, self._cfg, self.n_slots, chunk=self.n_slots)
+        self._state = self._new()
+        self.compiles: list[Compile] = []
         self._calls: dict[int, _Call] = {}
-
-    @property
-    def compiles(self) -> list[Compile]:
-        """The programs that were compiled."""
-        return self._programs.compiles
 
     def known(self, t: int) -> dict[str, Value]:
         """The values of a call for t rows; scores that are too large are left out."""
@@ -113,8 +109,7 @@ class Recorder:
 
     def rows(self, layer: int) -> tuple[Float[np.ndarray, "T K H"], Float[np.ndarray, "T K Hv"]]:
         """The keys and values of a layer, by position, as the cache's type has rounded them."""
-        kinds = [kv.kind(spec) for spec in self._cfg.layers]
-        kind, index = kinds[layer], kinds[:layer].count(kinds[layer])
+        kind, index = kv.kind(self._cfg.layers[layer]), kv.in_kind(self._cfg)[layer]
 
         def of(cache: object) -> np.ndarray:
             own = jax.tree.map(lambda plane: plane[index, :, :, : self.n_rows], cache)
@@ -142,9 +137,10 @@ class Recorder:
             tokens, positions = padded(chunk, begin + first, t)
             arguments = self._params, tokens, positions, self._state, np.int32(len(chunk) - 1), tap
             if call.program is None:
-                call.program = self._programs.compile_other(
+                call.program, cost = compile_other(
                     f"record {t}", partial(_run, cfg=self._cfg), arguments, donated=(3,)
                 )
+                self.compiles.append(cost)
             logits, self._state, kept = call.program(*arguments)
             parts.append(jax.device_get(kept))
         self.n_rows += total
@@ -156,8 +152,7 @@ class Recorder:
 
     def _rows_of(self, n: int) -> int:
         """Rows of the calls that a step of n rows goes through in."""
-        bucket = next((b for b in BUCKETS if b >= n), CHUNK)
-        return 1 if n == 1 else min(CHUNK, self.n_slots, bucket)
+        return 1 if n == 1 else min(CHUNK, self.n_slots, smallest_of(BUCKETS, n))
 
     def _call(self, t: int) -> "_Call":
         if t not in self._calls:

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array
 
 from minfer_jax.burst import BURST, burst
-from minfer_jax.context import EngineError, buckets, common_prefix, shifted, whole
+from minfer_jax.context import EngineError, buckets, common_prefix, shifted, smallest_of, whole
 from minfer_jax.decode_form import Form, form_of
 from minfer_jax.kv_store import KVStore
 from minfer_jax.model.config import ModelConfig
@@ -157,7 +157,7 @@ class Runner:
 
     def bucket(self, n_tokens: int) -> int:
         """The smallest bucket that holds the tokens, or the largest."""
-        return next((b for b in self.buckets if b >= n_tokens), self.buckets[-1])
+        return smallest_of(self.buckets, n_tokens)
 
     def _shift(self, session: Session) -> None:
         """Make room in a context that is full."""
@@ -337,8 +337,9 @@ class Runner:
         programs = [(prefill, n, ()) for n in self.buckets]
         programs += [(form.function, 1, (form.sampler, form.args, burst(BURST))) for form in forms]
         programs += [(all_logits, self.buckets[-1], ())]
+        recipe = self.programs.recipe
         return {
-            program_name(function, n): self.programs.recipe(function, params, n, *others)
+            program_name(function, n): recipe(function, params, n, *others, empty=self.kv.empty)
             for function, n, others in programs
         }
 

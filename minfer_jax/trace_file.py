@@ -13,7 +13,6 @@ its phase's graph; `values` are at most 64 of its numbers, each `stride`-th. Wha
 such as masked scores, counts in no statistic and is null.
 """
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,6 +21,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from minfer_jax.compact_json import compact
+from minfer_jax.divergence import log_softmax
 from minfer_jax.graph_text import DTYPES
 from minfer_jax.model.summary import Summarised
 from minfer_jax.recorder import Step
@@ -56,12 +57,12 @@ def trace_pieces(model: str, prompt: str, phases: Iterable[Phase]) -> Iterator[s
         phases: in order; each is used up before the next is asked for.
     """
     head = {"format": "minfer-trace", "version": 1, "model": model, "prompt": prompt}
-    yield f'{_json(head)[:-1]},"phases":['
+    yield f'{compact(head)[:-1]},"phases":['
     for number, phase in enumerate(phases):
         yield "," * bool(number)
-        yield f'{{"kind":{_json(phase.kind)},"graph":{_json(phase.graph)},"steps":['
+        yield f'{{"kind":{compact(phase.kind)},"graph":{compact(phase.graph)},"steps":['
         for i, (step, text) in enumerate(phase.steps):
-            yield "," * bool(i) + _json(step_json(step, text, phase.ids))
+            yield "," * bool(i) + compact(step_json(step, text, phase.ids))
         yield "]}"
     yield "]}\n"
 
@@ -84,10 +85,9 @@ def step_json(step: Step, text: str, ids: Mapping[str, int]) -> dict[str, Any]:
 
 def likeliest(logits: Float[np.ndarray, " V"]) -> list[list[float]]:
     """The likeliest tokens and their probabilities, in descending order."""
-    exact = logits.astype(np.float64)
-    weights = np.exp(exact - exact.max())
-    top = np.argsort(-exact, kind="stable")[:TOP]
-    return [[int(i), round(float(weights[i] / weights.sum()), _DIGITS)] for i in top]
+    probabilities = log_softmax(logits)[1]
+    top = np.argsort(-logits, kind="stable")[:TOP]
+    return [[int(i), round(float(probabilities[i]), _DIGITS)] for i in top]
 
 
 def _node(value: Summarised, number: int) -> dict[str, Any]:
@@ -106,7 +106,3 @@ def _number(value: float | None, whole: bool) -> float | int | None:
     if value is None or not math.isfinite(value):
         return None
     return int(value) if whole else round(value, _DIGITS)
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from minfer_jax.context import EngineError
+from minfer_jax.context import EngineError, smallest_of
 from minfer_jax.model import kv_state as kv
 from minfer_jax.model.config import ModelConfig
 from minfer_jax.model.forward import forward_tapped
@@ -22,7 +22,7 @@ from minfer_jax.model.params import Params
 from minfer_jax.model.patches import Add, Patch, Replace, check_size, fitting, resolved, tap_of
 from minfer_jax.model.tap import Kept, Tap
 from minfer_jax.model.traced import MAX_BYTES
-from minfer_jax.programs import Programs
+from minfer_jax.programs import Compile, compile_other
 from minfer_jax.runner import padded
 
 MOST_PROGRAMS = 32  # that are kept: each new function in a patch makes one
@@ -61,7 +61,7 @@ class Tracer:
     """Compiles and runs such programs."""
 
     def __init__(
-        self, cfg: ModelConfig, n_ctx: int, buckets: Sequence[int], programs: Programs
+        self, cfg: ModelConfig, n_ctx: int, buckets: Sequence[int], compiles: list[Compile]
     ) -> None:
         """Compiles nothing yet.
 
@@ -70,10 +70,10 @@ class Tracer:
             n_ctx: positions of the engine's context.
             buckets: numbers of rows that programs are compiled for, ascending; beyond the last they
                 double up to n_ctx.
-            programs: where compiles are noted.
+            compiles: where each is noted.
         """
         self._cfg, self._n_ctx = of_context(cfg, n_ctx), n_ctx
-        self._buckets, self._programs = buckets, programs
+        self._buckets, self._compiles = buckets, compiles
         self._compiled: OrderedDict[object, Callable[..., tuple[Array, Kept]]] = OrderedDict()
 
     def patched(
@@ -151,10 +151,7 @@ class Tracer:
         return values(params, self._cfg, batch=1, t=t, slots=(t, t))
 
     def _bucket(self, t: int) -> int:
-        for bucket in self._buckets:
-            if bucket >= t:
-                return bucket
-        bucket = self._buckets[-1]
+        bucket = smallest_of(self._buckets, t)
         while bucket < t:
             bucket *= 2
         return min(bucket, self._n_ctx)
@@ -163,10 +160,10 @@ class Tracer:
         leaves, structure = jax.tree.flatten(arguments)
         key = structure, tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves)
         if key not in self._compiled:
-            function = partial(_run, cfg=self._cfg, n_slots=bucket)
-            self._compiled[key] = self._programs.compile_other(
-                f"trace {bucket}", function, arguments
-            )
+            function = partial(run_alone, cfg=self._cfg, n_slots=bucket)
+            program, cost = compile_other(f"trace {bucket}", function, arguments)
+            self._compiled[key] = program
+            self._compiles.append(cost)
             if len(self._compiled) > MOST_PROGRAMS:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(key)
@@ -220,7 +217,7 @@ def of_context(cfg: ModelConfig, n_ctx: int) -> ModelConfig:
     return replace(cfg, long_rope=(0, cfg.long_rope[1]) if longer else None)
 
 
-def _run(
+def run_alone(
     params: Params,
     token_ids: Int[Array, "1 T"],
     positions: Int[Array, "1 T"],
@@ -229,7 +226,12 @@ def _run(
     cfg: ModelConfig,
     n_slots: int,
 ) -> tuple[Float[Array, "1 T V"], Kept]:
-    """A text on a KV state of its own."""
+    """A text on a KV state of its own: (logits, what the tap keeps).
+
+    Args:
+        params, token_ids, positions, tap, cfg: as for `forward_tapped`.
+        n_slots: positions of the state; T at least.
+    """
     state = kv.init(cfg, n_slots, chunk=n_slots)
     logits, _, kept = forward_tapped(params, token_ids, positions, state, tap, cfg=cfg)
     return logits, kept

@@ -29,7 +29,7 @@ LAYERS = (
     "template_sandbox",
     "chat_template",
     "nearest",
-    "host memory usage device",  # the machine, and the user's cache
+    "host memory usage device compact_json progress",  # the machine, and the user's cache
     "prompt_file flag_table",
     # where models come from
     "sources.transfer sources.split",
@@ -109,11 +109,11 @@ LAYERS = (
     "session speculation",
     "decode_form prompt_lookup",
     "runner",
-    "batch logit_rows tracing draw_time graph_text",
+    "batch logit_rows tracing draw_time graph_text divergence",
     "recorder",
     "trace_file",
     "engine",
-    "draft_model divergence",
+    "draft_model",
     "perplexity compare_layers",
     "text_options adapters",
     "language_model",

@@ -14,7 +14,6 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from minfer_jax.model.tap import Values
-from minfer_jax.pallas import attention_decode, attention_prefill
 from minfer_jax.pallas.scoring import NEVER, Scoring, capped, seen, visible_blocks
 from minfer_jax.quant import kernels
 from minfer_jax.quant.cache import Cache, floats
@@ -88,6 +87,9 @@ def attend(
 
 def _kernel(q: Float[Array, "B T N H"], k: Cache, v: Cache) -> Callable[..., Array] | None:
     """The Pallas kernel for such shapes; None, and a line in the log, where there is none."""
+    # Slow to import, and not needed on a CPU.
+    from minfer_jax.pallas import attention_decode, attention_prefill
+
     if attention_decode.supports(q, k, v) is None:
         return attention_decode.attention
     if (reason := attention_prefill.supports(q, k, v)) is None:

@@ -203,7 +203,7 @@ def _forward(
     else:
         carry = loop(carry, params, cfg, cfg.n_layer - 1, run)
         group, index = params.order[-1]
-        last = (cfg.layers[-1], pick(params.groups[group], index), _in_kind(cfg)[-1])
+        last = (cfg.layers[-1], pick(params.groups[group], index), kv.in_kind(cfg)[-1])
         if n_out == 0:
             _, (_, k, v, kept) = half(carry, *last)
             logits = jnp.zeros((token_ids.shape[0], 0, cfg.n_vocab), jnp.float32)
@@ -259,17 +259,17 @@ def _layers(
     order = params.order[:count]
     if not order:
         return carry
+    places = list(enumerate(zip(order, kv.in_kind(cfg), strict=False)))
     if cfg.unrolled:
-        for number, ((group, index), in_kind) in enumerate(zip(order, _in_kind(cfg), strict=False)):
+        for number, ((group, index), in_kind) in places:
             p = pick(params.groups[group], index)
             carry = run(carry, specs[group], p, in_kind, number)
         return carry
     present = sorted({group for group, _ in order})
     # A row a layer: its index in its group, its index in its kind, its group, perhaps its number.
     # Unsigned, or every use would check for a negative index first.
-    rows = enumerate(zip(order, _in_kind(cfg), strict=False))
     columns = 4 if numbered else 3
-    table = [(i, in_kind, present.index(g), n)[:columns] for n, ((g, i), in_kind) in rows]
+    table = [(i, in_kind, present.index(g), n)[:columns] for n, ((g, i), in_kind) in places]
     table = jnp.asarray(table, jnp.uint32)
 
     def one(number: int, carry: _Carry, row: Array) -> _Carry:
@@ -303,12 +303,6 @@ def _layers(
         return carry, None
 
     return lax.scan(body, carry, table)[0]
-
-
-def _in_kind(cfg: ModelConfig) -> list[int]:
-    """Each layer's index among the layers of its kind."""
-    kinds = [kv.kind(spec) for spec in cfg.layers]
-    return [kinds[:i].count(kind) for i, kind in enumerate(kinds)]
 
 
 def _replace(pair: tuple[Cache, Cache], at: int, new: Cache) -> tuple[Cache, Cache]:

@@ -97,6 +97,12 @@ def kind(spec: LayerSpec) -> int:
     return SLIDING if spec.sliding else FULL
 
 
+def in_kind(cfg: ModelConfig) -> list[int]:
+    """Each layer's index among the layers of its kind."""
+    kinds = [kind(spec) for spec in cfg.layers]
+    return [kinds[:i].count(own) for i, own in enumerate(kinds)]
+
+
 def slots_of(positions: Int[Array, "B T"], n_slots: int) -> Int[Array, "B T"]:
     """The slot of each position; padding (-1) gets n_slots, where nothing is written."""
     return jnp.where(positions < 0, n_slots, positions % n_slots)

@@ -27,7 +27,7 @@ from jaxtyping import Array, Float
 
 from minfer_jax.model.config import ModelConfig, ModelError, listed
 from minfer_jax.model.map_names import Parts, with_maps
-from minfer_jax.model.params import Linear, Lora, Params
+from minfer_jax.model.params import Linear, Lora, Params, rescaled
 
 EMBEDDING = "token_embd.weight"
 
@@ -122,8 +122,7 @@ def with_lora(
 
     groups = []
     for number, stack in enumerate(params.groups):
-        layers = [i for i, (group, _) in enumerate(params.order) if group == number]
-        prefixes = [f"blk.{i}." for i in layers]
+        prefixes = [f"blk.{layer}." for layer in params.layers_of(number)]
         groups.append(with_maps(stack, cfg, lambda *of, prefixes=prefixes: place(prefixes, *of)))
     output = place_single({("output", cfg.n_vocab): 0}, params.output)
     embedding = _embedding(adapters, placed, cfg)
@@ -142,20 +141,7 @@ def with_scales(params: Params, scales: Sequence[float | Array]) -> Params:
     Raises:
         ValueError: there are more or fewer scales than adapters.
     """
-
-    def scaled(leaf: object) -> object:
-        if not isinstance(leaf, Lora):
-            return leaf
-        if len(scales) != len(leaf.ranks):
-            raise ValueError(f"{len(scales)} scales for {len(leaf.ranks)} adapters")
-        rows = leaf.scale.shape[:-1]
-        own = [
-            jnp.full((*rows, n), scale, jnp.float32)
-            for n, scale in zip(leaf.ranks, scales, strict=True)
-        ]
-        return dataclasses.replace(leaf, scale=jnp.concatenate(own, axis=-1))
-
-    return jax.tree.map(scaled, params, is_leaf=lambda leaf: isinstance(leaf, Lora))
+    return rescaled(params, Lora, scales, "adapters")
 
 
 def _side_by_side(

@@ -1,6 +1,7 @@
 """The weights of a model as pytrees: frozen, replaced and never changed."""
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import jax
@@ -41,6 +42,11 @@ class Steering:
 
     directions: Array
     scale: Array
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """As of Lora: a vector has one."""
+        return (1,) * self.scale.shape[-1]
 
 
 @jax.tree_util.register_dataclass
@@ -169,10 +175,47 @@ class Params:
     order: tuple[tuple[int, int], ...] = field(metadata={"static": True})
     embd_lora: Lora | None = None
 
+    def layers_of(self, group: int) -> list[int]:
+        """The layers of a group, in the order of its stack."""
+        return [layer for layer, (own, _) in enumerate(self.order) if own == group]
+
     @property
     def nbytes(self) -> int:
         """Bytes of all weights; a tied output counts once."""
         return sum({id(a): a.nbytes for a in jax.tree.leaves(self)}.values())
+
+
+def rescaled(
+    params: Params,
+    kind: type[Lora] | type[Steering],
+    scales: Sequence[float | Array],
+    called: str,
+) -> Params:
+    """The weights with other scales of what was added to them: data, nothing is compiled anew.
+
+    Args:
+        params: weights.
+        kind: of what was added.
+        scales: one for each.
+        called: what they are, for the message.
+
+    Raises:
+        ValueError: there are more or fewer scales than were added.
+    """
+
+    def scaled(leaf: object) -> object:
+        if not isinstance(leaf, kind):
+            return leaf
+        if len(scales) != len(leaf.ranks):
+            raise ValueError(f"{len(scales)} scales for {len(leaf.ranks)} {called}")
+        rows = leaf.scale.shape[:-1]
+        own = [
+            jnp.full((*rows, n), scale, jnp.float32)
+            for n, scale in zip(leaf.ranks, scales, strict=True)
+        ]
+        return dataclasses.replace(leaf, scale=jnp.concatenate(own, axis=-1))
+
+    return jax.tree.map(scaled, params, is_leaf=lambda leaf: isinstance(leaf, kind))
 
 
 def pick(stack: LayerParams, index: int | Array) -> LayerParams:

@@ -7,11 +7,10 @@ is zero.
 import dataclasses
 from collections.abc import Sequence
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from minfer_jax.model.params import Params, Steering
+from minfer_jax.model.params import Params, Steering, rescaled
 
 
 def with_control_vectors(
@@ -53,8 +52,7 @@ def with_control_vectors(
     directions = jnp.where(inside[:, None, None], stacked, jnp.float32(0))  # L vectors D
     groups = []
     for number, stack in enumerate(params.groups):
-        at = jnp.asarray([i for i, (group, _) in enumerate(params.order) if group == number])
-        own = directions[at]
+        own = directions[jnp.asarray(params.layers_of(number))]
         steering = Steering(directions=own, scale=jnp.ones(own.shape[:2], jnp.float32))
         groups.append(dataclasses.replace(stack, steering=steering))
     params = dataclasses.replace(params, groups=tuple(groups))
@@ -71,14 +69,4 @@ def with_control_scales(params: Params, scales: Sequence[float | Array]) -> Para
     Raises:
         ValueError: there are more or fewer scales than vectors.
     """
-
-    def scaled(leaf: object) -> object:
-        if not isinstance(leaf, Steering):
-            return leaf
-        n_layers, n = leaf.scale.shape
-        if len(scales) != n:
-            raise ValueError(f"{len(scales)} scales for {n} control vectors")
-        own = [jnp.full((n_layers, 1), scale, jnp.float32) for scale in scales]
-        return dataclasses.replace(leaf, scale=jnp.concatenate(own, axis=1))
-
-    return jax.tree.map(scaled, params, is_leaf=lambda leaf: isinstance(leaf, Steering))
+    return rescaled(params, Steering, scales, "control vectors")

@@ -76,8 +76,7 @@ def supports(q: Float[Array, "B T N H"], k: Cache, v: Cache) -> str | None:
 
 def case(q: Float[Array, "B T N H"], k: Cache, v: Cache, dtype: str) -> str:
     """What the best sizes depend on, as blocks.json names it."""
-    heads = f"{q.shape[2]}/{k.shape[2]} heads of {k.shape[-1]}/{v.shape[-1]}"
-    return f"{heads} {tiles.cache_kind(k)} {dtype} tokens {q.shape[1]}"
+    return f"{tiles.case(q, k, v, dtype)} tokens {q.shape[1]}"
 
 
 # Traced and lowered once for a shape, however many layers call it.
@@ -95,19 +94,10 @@ def attention(
     config: Config | None = None,
     interpret: bool = False,
 ) -> Float[Array, "B T N Hv"]:
-    """What `model.attention.attend` computes; the arguments are the same.
-
-    Position p lies in slot p % S, as in `model/kv_state.py`.
+    """What `model.attention.attend` computes; position p lies in slot p % S, as there.
 
     Args:
-        q: queries, float32.
-        k: keys of all layers of a kind, [L, B, K, S, H].
-        v: values, likewise, [L, B, K, S, Hv].
-        layer: which of them.
-        q_positions: -1 marks padding, whose output is 0.
-        k_positions: the position that each slot holds, -1 if empty.
-        sinks: float32, or None.
-        scoring: static.
+        q, k, v, layer, q_positions, k_positions, sinks, scoring: as there.
         config: sizes; None for the table's, or the default.
         interpret: run on any device, slowly.
 

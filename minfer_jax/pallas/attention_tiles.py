@@ -33,9 +33,10 @@ def refused(k: Cache, v: Cache) -> str | None:
     return None
 
 
-def cache_kind(cache: Cache) -> str:
-    """The type of its values, as a case of `blocks` names it."""
-    return "q8_0" if isinstance(cache, Q8Cache) else str(cache.dtype)
+def case(q: Float[Array, "B T N H"], k: Cache, v: Cache, dtype: str) -> str:
+    """How the cases of both kernels begin in blocks.json: heads, the cache's type, the factors'."""
+    kind = "q8_0" if isinstance(k, Q8Cache) else str(k.dtype)
+    return f"{q.shape[2]}/{k.shape[2]} heads of {k.shape[-1]}/{v.shape[-1]} {kind} {dtype}"
 
 
 def padded(n: int, least: int = 1) -> int:

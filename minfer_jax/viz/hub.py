@@ -1,11 +1,12 @@
 """Events for whoever listens: one queue a listener, so that a slow one holds up no other."""
 
-import json
 import queue
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from minfer_jax.compact_json import compact
 
 BUFFER = 8192  # events that wait for one listener at most
 PATIENCE = 2.0  # seconds that a full queue is waited for before events are dropped
@@ -37,7 +38,7 @@ class Listener:
             found.append(self._waiting.get_nowait())
         if self._lags.is_set():
             self._lags.clear()
-            found.append(as_json({"type": "lag"}))
+            found.append(compact({"type": "lag"}))
         return found
 
 
@@ -66,11 +67,6 @@ class Hub:
         """Pass an event on to all who listen now."""
         with self._lock:
             listeners = list(self._listeners)
-        text = as_json(event) if listeners else ""
+        text = compact(event) if listeners else ""
         for listener in listeners:
             listener.put(text)
-
-
-def as_json(value: object) -> str:
-    """JSON in one line."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)

@@ -8,24 +8,21 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, UInt8
 
-from minfer_jax.context import EngineError
+from minfer_jax.context import EngineError, power_of_two
 from minfer_jax.engine import Engine
-from minfer_jax.model import kv_state as kv
 from minfer_jax.model.config import ModelConfig
-from minfer_jax.model.forward import forward_tapped
 from minfer_jax.model.lens import logit_lens
 from minfer_jax.model.names import values
 from minfer_jax.model.params import Params
 from minfer_jax.model.patches import tap_of
-from minfer_jax.model.tap import Kept, Tap
-from minfer_jax.programs import Programs
+from minfer_jax.model.tap import Tap
+from minfer_jax.programs import compile_other
 from minfer_jax.runner import padded
-from minfer_jax.tracing import of_context
+from minfer_jax.tracing import of_context, run_alone
 
 SHORTEST = 32  # tokens that a program is compiled for, at least
 MAX_BYTES = 2**28  # of one layer's attention
@@ -73,7 +70,7 @@ class Inspector:
             raise EngineError(f"layer is {layer}, expected 0 to {self._cfg.n_layer - 1}")
 
     def _run(self, function: Callable, ids: Sequence[int], names: Sequence[str]) -> Any:
-        bucket = min(max(SHORTEST, 1 << (len(ids) - 1).bit_length()), self._engine.n_ctx)
+        bucket = power_of_two(len(ids), SHORTEST, self._engine.n_ctx)
         params = self._engine.params
         known = values(params, self._cfg, batch=1, t=bucket, slots=(bucket, bucket))
         if function is _weights and (size := known[names[0]].nbytes) > MAX_BYTES:
@@ -85,10 +82,8 @@ class Inspector:
         arguments = params, *padded(np.array(ids, np.int32), 0, bucket), tap
         key = function, bucket
         if key not in self._programs:
-            state = jax.eval_shape(partial(kv.init, self._cfg, bucket, chunk=bucket))
-            self._programs[key] = Programs(self._cfg, state).compile_other(
-                f"inspect {bucket}", partial(function, cfg=self._cfg, n_slots=bucket), arguments
-            )
+            whole = partial(function, cfg=self._cfg, n_slots=bucket)
+            self._programs[key], _ = compile_other(f"inspect {bucket}", whole, arguments)
         return self._programs[key](*arguments)
 
 
@@ -102,7 +97,8 @@ def _weights(
     n_slots: int,
 ) -> UInt8[Array, "N T T"]:
     """The one layer's attention that the tap keeps."""
-    (stack,) = _kept(params, token_ids, positions, tap, cfg, n_slots).values()
+    _, kept = run_alone(params, token_ids, positions, tap, cfg=cfg, n_slots=n_slots)
+    (stack,) = kept.values()
     return jnp.round(stack[0, 0] * 255.0).astype(jnp.uint8)
 
 
@@ -116,17 +112,6 @@ def _lens(
     n_slots: int,
 ) -> tuple[Int[Array, "L T"], Float[Array, "L T"]]:
     """Of the residuals that the tap keeps, in the order of the layers."""
-    (stack,) = _kept(params, token_ids, positions, tap, cfg, n_slots).values()
+    _, kept = run_alone(params, token_ids, positions, tap, cfg=cfg, n_slots=n_slots)
+    (stack,) = kept.values()
     return logit_lens(stack[:, 0], params, cfg)
-
-
-def _kept(
-    params: Params,
-    token_ids: Int[Array, "1 T"],
-    positions: Int[Array, "1 T"],
-    tap: Tap,
-    cfg: ModelConfig,
-    n_slots: int,
-) -> Kept:
-    state = kv.init(cfg, n_slots, chunk=n_slots)
-    return forward_tapped(params, token_ids, positions, state, tap, cfg=cfg)[2]

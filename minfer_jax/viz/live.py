@@ -21,7 +21,8 @@ import numpy as np
 from jaxtyping import Float
 
 from minfer_jax.context import EngineError
-from minfer_jax.dumps import backend_of
+from minfer_jax.divergence import log_softmax
+from minfer_jax.graph_dump import backend_of
 from minfer_jax.graph_text import graph_json
 from minfer_jax.language_model import LanguageModel
 from minfer_jax.model.graph import Graph
@@ -239,9 +240,6 @@ class Live:
 
 def entropy(logits: Float[np.ndarray, " V"]) -> float:
     """Of the softmax of logits, in bits."""
-    exact = logits.astype(np.float64)
-    shifted = np.maximum(exact - exact.max(), -700.0)  # exp of that is next to nothing, not 0
-    weights = np.exp(shifted)
-    total = weights.sum()
-    # -sum of p log p, with p = weight / total and log weight = shifted
-    return round(float((np.log(total) - (weights * shifted).sum() / total) / np.log(2.0)), 4)
+    logs, probabilities = log_softmax(logits)
+    surprise = -np.maximum(logs, -700.0)  # of -inf, whose probability is 0
+    return round(float((probabilities * surprise).sum() / np.log(2.0)), 4)

@@ -25,7 +25,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
-from minfer_jax.viz.hub import Hub, as_json
+from minfer_jax import memory
+from minfer_jax.compact_json import compact
+from minfer_jax.viz.hub import Hub
 from minfer_jax.viz.request import Busy, request_of
 
 if TYPE_CHECKING:
@@ -197,7 +199,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def send_json(self, value: object, status: HTTPStatus = HTTPStatus.OK) -> None:
         """The same, in JSON."""
-        self.send_bytes(as_json(value).encode("utf-8", "replace"), "application/json", status)
+        self.send_bytes(compact(value).encode("utf-8", "replace"), "application/json", status)
 
     def send_head(self, kind: str, status: HTTPStatus, more: dict[str, str]) -> None:
         """What comes before an answer's body."""
@@ -291,7 +293,7 @@ def _made(make: Callable[[], Any]) -> Any:
     except ValueError as e:
         raise Refused(HTTPStatus.BAD_REQUEST, str(e)) from None
     except (MemoryError, RuntimeError) as e:
-        if isinstance(e, MemoryError) or "RESOURCE_EXHAUSTED" in str(e):
+        if memory.ran_out(e):
             problem = "out of memory; try a shorter text, or a smaller --n-ctx"
             raise Refused(HTTPStatus.INSUFFICIENT_STORAGE, problem) from None
         raise
